@@ -1,0 +1,187 @@
+//! Errors of a device: which verb, which errno, and what was needed against what limit.
+
+use crate::error::Disposition;
+use std::fmt;
+
+/// The verbs call that failed.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+#[allow(missing_docs)] // each is the verb of its name
+pub enum Verb {
+    AllocPd,
+    DeallocPd,
+    CreateCq,
+    DestroyCq,
+    CreateQp,
+    ModifyQp,
+    QueryQp,
+    DestroyQp,
+    DmaMap,
+    DmaUnmap,
+    RegMr,
+    AllocMr,
+    DeregMr,
+    PostSend,
+    PostRecv,
+    PollCq,
+}
+
+impl fmt::Display for Verb {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Verb::AllocPd => "alloc_pd",
+            Verb::DeallocPd => "dealloc_pd",
+            Verb::CreateCq => "create_cq",
+            Verb::DestroyCq => "destroy_cq",
+            Verb::CreateQp => "create_qp",
+            Verb::ModifyQp => "modify_qp",
+            Verb::QueryQp => "query_qp",
+            Verb::DestroyQp => "destroy_qp",
+            Verb::DmaMap => "dma_map",
+            Verb::DmaUnmap => "dma_unmap",
+            Verb::RegMr => "reg_mr",
+            Verb::AllocMr => "alloc_mr",
+            Verb::DeregMr => "dereg_mr",
+            Verb::PostSend => "post_send",
+            Verb::PostRecv => "post_recv",
+            Verb::PollCq => "poll_cq",
+        })
+    }
+}
+
+/// The number that was exceeded.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LimitInfo {
+    /// The limit's name, such as `max_mr`.
+    pub what: &'static str,
+    /// What this call needed.
+    pub need: u64,
+    /// The limit.
+    pub limit: u64,
+    /// What was in use already.
+    pub in_use: u64,
+}
+
+/// A verbs call that the device refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DeviceError {
+    /// The call.
+    pub verb: Verb,
+    /// Positive errno.
+    pub errno: i32,
+    /// The limit behind it, where known.
+    pub limit: Option<LimitInfo>,
+}
+
+/// What an errno means from that verb.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum DeviceErrorKind {
+    /// A work queue has no free slot; it will after completions.
+    QueueFull,
+    /// A device limit on objects or sizes.
+    Limit,
+    /// No memory for the object.
+    OutOfMemory,
+    /// A field of the call is not valid, or the object is in the wrong state.
+    Invalid,
+    /// The object is still in use.
+    Busy,
+    /// The address range is not accessible.
+    Fault,
+    /// The device cannot do it.
+    NotSupported,
+    /// The device or object is gone.
+    Gone,
+    /// Anything else, by number.
+    Other,
+}
+
+/// Errno values of the verbs; the same on every platform that has verbs, and what the software device gives.
+pub mod errno {
+    #![allow(missing_docs)] // names of errno(3)
+    pub const EIO: i32 = 5;
+    pub const ENOMEM: i32 = 12;
+    pub const EFAULT: i32 = 14;
+    pub const EBUSY: i32 = 16;
+    pub const ENODEV: i32 = 19;
+    pub const EINVAL: i32 = 22;
+    pub const EOPNOTSUPP: i32 = 95;
+}
+
+impl DeviceError {
+    /// An error without a known limit.
+    #[must_use]
+    pub const fn new(verb: Verb, errno: i32) -> DeviceError {
+        DeviceError { verb, errno, limit: None }
+    }
+
+    /// An error with the number that was exceeded.
+    #[must_use]
+    pub const fn limit(verb: Verb, errno: i32, limit: LimitInfo) -> DeviceError {
+        DeviceError { verb, errno, limit: Some(limit) }
+    }
+
+    /// What it means.
+    #[must_use]
+    pub fn kind(&self) -> DeviceErrorKind {
+        let posting = matches!(self.verb, Verb::PostSend | Verb::PostRecv);
+        match self.errno {
+            errno::ENOMEM if posting => DeviceErrorKind::QueueFull,
+            errno::ENOMEM | errno::EINVAL if self.limit.is_some() => DeviceErrorKind::Limit,
+            errno::ENOMEM => DeviceErrorKind::OutOfMemory,
+            errno::EINVAL => DeviceErrorKind::Invalid,
+            errno::EBUSY => DeviceErrorKind::Busy,
+            errno::EFAULT => DeviceErrorKind::Fault,
+            errno::EOPNOTSUPP => DeviceErrorKind::NotSupported,
+            errno::ENODEV | errno::EIO => DeviceErrorKind::Gone,
+            _ => DeviceErrorKind::Other,
+        }
+    }
+
+    /// What to do about it.
+    #[must_use]
+    pub fn disposition(&self) -> Disposition {
+        match self.kind() {
+            DeviceErrorKind::QueueFull | DeviceErrorKind::Busy | DeviceErrorKind::OutOfMemory => {
+                Disposition::Retry
+            }
+            DeviceErrorKind::Invalid if matches!(self.verb, Verb::PostSend | Verb::PostRecv) => {
+                Disposition::Reconnect
+            }
+            _ => Disposition::Fatal,
+        }
+    }
+}
+
+impl std::error::Error for DeviceError {}
+
+impl fmt::Display for DeviceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = match self.errno {
+            errno::EIO => "EIO",
+            errno::ENOMEM => "ENOMEM",
+            errno::EFAULT => "EFAULT",
+            errno::EBUSY => "EBUSY",
+            errno::ENODEV => "ENODEV",
+            errno::EINVAL => "EINVAL",
+            errno::EOPNOTSUPP => "EOPNOTSUPP",
+            _ => "errno",
+        };
+        write!(f, "{}: {name} ({})", self.verb, self.errno)?;
+        if let Some(l) = self.limit {
+            write!(f, ": {} needs {} of {}, {} in use", l.what, l.need, l.limit, l.in_use)?;
+        }
+        Ok(())
+    }
+}
+
+/// A post that was refused, perhaps only in part.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{posted} WRs posted, then {cause}")]
+pub struct PostError {
+    /// WRs at the front of the chain that were accepted and will run.
+    pub posted: usize,
+    /// Why the next one was not.
+    pub cause: DeviceError,
+}

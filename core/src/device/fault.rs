@@ -1,0 +1,1 @@
+//! Faults as a wrapper around any device.

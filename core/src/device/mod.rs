@@ -1,0 +1,191 @@
+//! What carries a registration out: the [`Device`] trait, its vocabulary, and the devices.
+//!
+//! Devices are ours (the trait is sealed); strategies are anybody's. A wrapper ([`fault`]) changes a device's
+//! behaviour for tests; no device has a branch for tests inside.
+
+mod any;
+mod caps;
+mod error;
+pub mod fault;
+pub mod sim;
+mod wr;
+
+pub use any::AnyDevice;
+pub use caps::Caps;
+pub use error::{DeviceError, DeviceErrorKind, LimitInfo, PostError, Verb, errno};
+pub use wr::{
+    PageEntry, Payload, QpState, RecvWr, Sge, Span, Wc, WcError, WcStatus, WcSuccess, Wr, WrChain,
+    WrOp,
+};
+
+use self::sim::SimDevice; // the impl that `enum_dispatch` writes below names it
+use crate::mem::{ExposedBytes, Fenced, Unmapped};
+use crate::types::{Access, CqId, DeviceId, DmaAddr, Epoch, Lkey, MrId, PdId, QpId, Rkey};
+
+pub(crate) mod sealed {
+    /// Devices answer for memory safety, so they live in this crate.
+    pub trait Sealed {}
+}
+
+/// Depths and sizes of a QP: asked for in [`Device::create_qp`], granted in its answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct QpCaps {
+    /// WRs of the send queue.
+    pub max_send_wr: u32,
+    /// WRs of the receive queue.
+    pub max_recv_wr: u32,
+    /// SGEs of one WR.
+    pub max_sge: u32,
+    /// Bytes of one inline payload.
+    pub max_inline_data: u32,
+}
+
+/// How a peer's QP is addressed.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Endpoint {
+    /// The node on its fabric.
+    pub node: u64,
+    /// The QP there.
+    pub qp: QpId,
+    /// The epoch that the peer's segments will carry.
+    pub epoch: Epoch,
+}
+
+/// An MR and its keys.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MrKeys {
+    /// The object.
+    pub mr: MrId,
+    /// For SGEs of local WRs.
+    pub lkey: Lkey,
+    /// For peers. Of an MR without remote rights it opens nothing.
+    pub rkey: Rkey,
+}
+
+/// What a fast-registration MR can describe.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum FastMrKind {
+    /// Pieces that join at page boundaries (`MEM_REG`); the cheaper key.
+    Pages,
+    /// Any pieces (`SG_GAPS`).
+    Gaps,
+}
+
+/// What a device says without being asked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum AsyncEvent {
+    /// The QP went to error by itself.
+    QpFatal(QpId),
+    /// The peer of this QP is gone: its process died or it disconnected.
+    PeerGone(QpId),
+    /// The CQ lost entries.
+    CqOverrun(CqId),
+    /// The port went down.
+    PortDown(u8),
+    /// The port came up.
+    PortUp(u8),
+    /// The device is gone; every object on it is dead.
+    DeviceFatal,
+}
+
+/// An RDMA device as the engine needs it. A handle: methods take `&self`, clones of a handle are one device.
+///
+/// # Errors
+/// Every method names verb and errno in [`DeviceError`]. A failed call changed nothing, [`PostError`] excepted.
+/// # Cost
+/// `post_send`, `post_recv` and `poll_cq` are the fast path; all others may cost a system call.
+#[enum_dispatch::enum_dispatch]
+pub trait Device: sealed::Sealed + Send {
+    /// Which opened device this is.
+    fn id(&self) -> DeviceId;
+
+    /// The device's attributes.
+    fn caps(&self) -> Caps;
+
+    /// A name for messages, such as `sim` or `rxe0`.
+    fn name(&self) -> String;
+
+    /// Makes a protection domain.
+    fn alloc_pd(&self) -> Result<PdId, DeviceError>;
+
+    /// Ends a protection domain; EBUSY while anything is in it.
+    fn dealloc_pd(&self, pd: PdId) -> Result<(), DeviceError>;
+
+    /// Makes a CQ with at least `entries` entries and returns how many it has.
+    fn create_cq(&self, entries: u32) -> Result<(CqId, u32), DeviceError>;
+
+    /// Ends a CQ; EBUSY while a QP uses it.
+    fn destroy_cq(&self, cq: CqId) -> Result<(), DeviceError>;
+
+    /// Makes an RC QP in RESET, with per-WR signaling and both queues on `cq`; returns what was granted, which is
+    /// never less than asked.
+    fn create_qp(&self, pd: PdId, cq: CqId, ask: QpCaps) -> Result<(QpId, QpCaps), DeviceError>;
+
+    /// RESET → INIT: receives can be posted.
+    fn qp_to_init(&self, qp: QpId) -> Result<(), DeviceError>;
+
+    /// How the peer addresses this QP, but for the epoch, which the caller adds. Valid from INIT.
+    fn endpoint(&self, qp: QpId) -> Result<Endpoint, DeviceError>;
+
+    /// INIT → RTR → RTS towards `peer`.
+    fn qp_to_rts(&self, qp: QpId, peer: Endpoint) -> Result<(), DeviceError>;
+
+    /// Any state → ERR: everything posted is flushed.
+    fn qp_to_err(&self, qp: QpId) -> Result<(), DeviceError>;
+
+    /// The state now.
+    fn qp_state(&self, qp: QpId) -> Result<QpState, DeviceError>;
+
+    /// Ends a QP. Afterwards no WR of it runs and no peer reaches memory through it; WCs still queued are dropped.
+    fn destroy_qp(&self, qp: QpId) -> Result<(), DeviceError>;
+
+    /// Lends the device the bytes. `home` is the address they had before on this device, if any; the same bytes get
+    /// the same address again.
+    ///
+    /// # Shape
+    /// The device holds a clone until [`dma_unmap`](Device::dma_unmap).
+    fn dma_map(&self, bytes: &ExposedBytes, home: Option<DmaAddr>) -> Result<DmaAddr, DeviceError>;
+
+    /// Takes the bytes back; afterwards nothing reaches them, whatever MR still names the range.
+    ///
+    /// # Errors
+    /// Returns the proof with the error: the bytes are still lent.
+    fn dma_unmap(&self, addr: DmaAddr, proof: Fenced) -> Result<Unmapped, (DeviceError, Fenced)>;
+
+    /// Registers `len` bytes at `addr`: an ordinary MR whose address space is the device's.
+    fn reg_mr(
+        &self,
+        pd: PdId,
+        addr: DmaAddr,
+        len: u64,
+        access: Access,
+    ) -> Result<MrKeys, DeviceError>;
+
+    /// Makes an invalid MR for REG_MR with room for `depth` page-list entries.
+    fn alloc_fast_mr(&self, pd: PdId, depth: u32, kind: FastMrKind) -> Result<MrKeys, DeviceError>;
+
+    /// Ends an MR of either kind, and with it every access through its keys. EBUSY while a window is bound to it.
+    fn dereg_mr(&self, mr: MrId) -> Result<(), DeviceError>;
+
+    /// Posts the WRs in order with one doorbell.
+    ///
+    /// # Errors
+    /// [`PostError::posted`] WRs at the front were accepted and will run; the rest was not.
+    fn post_send(&self, qp: QpId, chain: &WrChain) -> Result<(), PostError>;
+
+    /// Posts receives in order.
+    ///
+    /// # Errors
+    /// As [`post_send`](Device::post_send).
+    fn post_recv(&self, qp: QpId, wrs: &[RecvWr]) -> Result<(), PostError>;
+
+    /// Appends at most `max` WCs to `out` and returns how many.
+    fn poll_cq(&self, cq: CqId, max: usize, out: &mut Vec<Wc>) -> Result<usize, DeviceError>;
+
+    /// The next asynchronous event, if any.
+    fn next_event(&self) -> Option<AsyncEvent>;
+
+    /// Lets a software device run for one step; true if anything happened. Hardware runs by itself: false.
+    fn step(&self) -> bool;
+}

@@ -1,0 +1,23 @@
+//! Registration of memory for remote access: the [`MemReg`] trait, the engine that alone decides when a key is
+//! dead, the [`Transport`](transport::Transport) that drives both, and the devices they run on.
+//!
+//! Read the modules in the order in which a buffer travels:
+//! [`mem`] (who owns the bytes) → [`transport`] (`expose`, `send`, `revoke`, `reclaim`) → [`memreg`] (what a
+//! strategy may wish for) → [`engine`] (keys, ring, ledger: the rules) → [`device`] (what carries it out).
+#![deny(unsafe_code)]
+
+pub mod device;
+pub mod engine;
+pub mod error;
+pub mod mem;
+pub mod memreg;
+pub mod plugin;
+pub mod sizing;
+pub mod transport;
+pub mod types;
+
+pub use error::{ApiMisuse, Disposition};
+pub use mem::DmaBuf;
+pub use memreg::{Control, Event, MemReg, SegList, WrBatch};
+pub use transport::{Exposed, Transport};
+pub use types::{Grant, Segment, Tick};

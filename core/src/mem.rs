@@ -1,0 +1,392 @@
+//! Who owns the bytes: [`DmaBuf`] is the one CPU view, [`ExposedBytes`] is what devices are lent.
+//!
+//! ```text
+//! DmaBuf ──expose──► ExposedBytes (+ a clone in the device's mapping) ──Fenced, unmapped──► DmaBuf
+//! ```
+//! A `&[u8]` of the bytes exists only through a [`DmaBuf`], and a `DmaBuf` exists only while nothing else can reach
+//! them: exposing consumes it, and getting it back needs the proof [`Unmapped`], which only the engine can make.
+//! This is one of the two modules with `unsafe` code.
+#![allow(unsafe_code)] // the only owner of raw bytes
+
+use crate::types::{DeviceId, DmaAddr, Lkey, MrId, PdId};
+use memmap2::{MmapOptions, MmapRaw};
+use std::fmt;
+use std::ops::{Deref, DerefMut, Range};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// The bytes' lifetime. Whoever holds this keeps the memory mapped but has no way to look at it.
+#[derive(Debug)]
+pub(crate) struct Allocation {
+    map: MmapRaw,
+    /// Bytes that the owner asked for; the mapping is whole pages, so whole words.
+    len: usize,
+}
+
+/// The right to reach the bytes. Unique exactly when one [`DmaBuf`] or one [`ExposedBytes`] holds it.
+struct View {
+    alloc: Arc<Allocation>,
+}
+
+/// Why memory could not be had.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AllocError {
+    /// A buffer has at least one byte.
+    #[error("length is zero")]
+    ZeroLength,
+    /// The system refused the mapping.
+    #[error(
+        "cannot map {len} bytes of anonymous memory; ask for less or raise the address-space limit"
+    )]
+    Map {
+        /// Bytes asked.
+        len: usize,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+}
+
+/// A buffer that can be exposed to a peer. Anonymous mapped memory, page-aligned, zero until written.
+///
+/// # Shape
+/// Owned by the program while it can see a `DmaBuf`; `expose`, `read` and `write` move it into the transport.
+/// # Cost
+/// Pages cost nothing until touched: 8 GiB of untouched buffer is an address range.
+pub struct DmaBuf {
+    view: Arc<View>,
+    pub(crate) place: Option<Box<Placement>>,
+}
+
+impl DmaBuf {
+    /// Maps `len` zeroed bytes.
+    ///
+    /// # Errors
+    /// [`AllocError::ZeroLength`] for 0; [`AllocError::Map`] with the system's reason otherwise.
+    pub fn new(len: usize) -> Result<DmaBuf, AllocError> {
+        if len == 0 {
+            return Err(AllocError::ZeroLength);
+        }
+        let map = MmapOptions::new()
+            .len(len.next_multiple_of(WORD))
+            .no_reserve_swap()
+            .map_anon()
+            .map_err(|source| AllocError::Map { len, source })?;
+        let alloc = Arc::new(Allocation { map: MmapRaw::from(map), len });
+        Ok(DmaBuf { view: Arc::new(View { alloc }), place: None })
+    }
+
+    /// Maps a buffer and copies `bytes` into it.
+    ///
+    /// # Errors
+    /// As [`DmaBuf::new`].
+    pub fn from_bytes(bytes: &[u8]) -> Result<DmaBuf, AllocError> {
+        let mut buf = DmaBuf::new(bytes.len())?;
+        buf.copy_from_slice(bytes);
+        Ok(buf)
+    }
+
+    /// Gives up the CPU's view.
+    pub(crate) fn into_exposed(self) -> (ExposedBytes, Option<Box<Placement>>) {
+        (ExposedBytes { view: self.view }, self.place)
+    }
+}
+
+impl Deref for DmaBuf {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        let alloc = &self.view.alloc;
+        let ptr = alloc.map.as_ptr();
+        // SAFETY: the mapping is live (we hold the allocation), readable, `len` bytes long, and initialised (zero
+        // pages). Nobody writes through another path: this `DmaBuf` holds the only `View`, as `new` made it and as
+        // `ExposedBytes::into_buf` checked, so no `ExposedBytes` exists; and what a device was lent of it has been
+        // proven unmapped by `Unmapped`.
+        unsafe { std::slice::from_raw_parts(ptr, alloc.len) }
+    }
+}
+
+impl DerefMut for DmaBuf {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        let alloc = &self.view.alloc;
+        let ptr = alloc.map.as_mut_ptr();
+        // SAFETY: as in `deref`; `&mut self` makes this the only slice.
+        unsafe { std::slice::from_raw_parts_mut(ptr, alloc.len) }
+    }
+}
+
+impl fmt::Debug for DmaBuf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DmaBuf({} bytes)", self.view.alloc.len)
+    }
+}
+
+/// Bytes that something other than this program's code may change at any moment. Copies in and out, never a slice.
+///
+/// # Ordering
+/// Each copy is a sequence of relaxed atomic word accesses: concurrent copies tear, and nothing worse.
+#[derive(Clone)]
+pub struct ExposedBytes {
+    view: Arc<View>,
+}
+
+const WORD: usize = size_of::<AtomicU64>();
+
+impl ExposedBytes {
+    /// Bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.view.alloc.len
+    }
+
+    /// Never true; present because `len` is.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The first byte's address as this process sees it. For a device that addresses memory like the CPU.
+    #[must_use]
+    pub fn addr(&self) -> u64 {
+        self.view.alloc.map.as_ptr() as u64
+    }
+
+    /// Keeps the memory mapped without a way to reach it.
+    pub(crate) fn lifetime(&self) -> Arc<Allocation> {
+        Arc::clone(&self.view.alloc)
+    }
+
+    /// Copies `out.len()` bytes from `at`. False, and nothing copied, if the range is not inside.
+    #[must_use]
+    pub fn copy_out(&self, at: usize, out: &mut [u8]) -> bool {
+        let Some(range) = self.checked(at, out.len()) else { return false };
+        let mut pos = range.start;
+        let mut rest = out;
+        while !rest.is_empty() {
+            let skip = pos % WORD;
+            let n = (WORD - skip).min(rest.len());
+            let word = self.word(pos / WORD).load(Ordering::Relaxed).to_ne_bytes();
+            let (head, tail) = rest.split_at_mut(n);
+            head.copy_from_slice(&word[skip..skip + n]);
+            rest = tail;
+            pos += n;
+        }
+        true
+    }
+
+    /// Copies `bytes` to `at`. False, and nothing copied, if the range is not inside.
+    #[must_use]
+    pub fn copy_in(&self, at: usize, bytes: &[u8]) -> bool {
+        let Some(range) = self.checked(at, bytes.len()) else { return false };
+        let mut pos = range.start;
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let skip = pos % WORD;
+            let n = (WORD - skip).min(rest.len());
+            let (head, tail) = rest.split_at(n);
+            let word = self.word(pos / WORD);
+            if let Ok(whole) = <[u8; WORD]>::try_from(head) {
+                word.store(u64::from_ne_bytes(whole), Ordering::Relaxed);
+            } else {
+                let _ = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |old| {
+                    let mut merged = old.to_ne_bytes();
+                    merged[skip..skip + n].copy_from_slice(head);
+                    Some(u64::from_ne_bytes(merged))
+                });
+            }
+            rest = tail;
+            pos += n;
+        }
+        true
+    }
+
+    /// Returns the CPU's view, if this is the last holder of the bytes.
+    ///
+    /// # Errors
+    /// Hands itself back while a device's mapping still holds a clone: a device that claims to have unmapped and
+    /// did not, which the caller must keep and count.
+    pub(crate) fn into_buf(
+        mut self,
+        _proof: Unmapped,
+        place: Option<Box<Placement>>,
+    ) -> Result<DmaBuf, (ExposedBytes, Option<Box<Placement>>)> {
+        match Arc::get_mut(&mut self.view) {
+            Some(_) => Ok(DmaBuf { view: self.view, place }),
+            None => Err((self, place)),
+        }
+    }
+
+    fn checked(&self, at: usize, len: usize) -> Option<Range<usize>> {
+        let end = at.checked_add(len)?;
+        (end <= self.len()).then_some(at..end)
+    }
+
+    /// Word `index` of the mapping; every access to exposed bytes is of this one size, so none are mixed.
+    fn word(&self, index: usize) -> &AtomicU64 {
+        let map = &self.view.alloc.map;
+        debug_assert!((index + 1) * WORD <= map.len());
+        // SAFETY: callers pass an index below the word-rounded length (`checked`), so the offset stays inside the
+        // mapping.
+        let ptr = unsafe { map.as_mut_ptr().cast::<AtomicU64>().add(index) };
+        // SAFETY: in bounds (above), aligned (mappings are page-aligned), live for `&self` (we hold the
+        // allocation), initialised, and only ever accessed as whole atomic words while a `View` is shared: a plain
+        // slice needs the unique `DmaBuf`, which cannot exist beside `self`.
+        unsafe { &*ptr }
+    }
+}
+
+impl fmt::Debug for ExposedBytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ExposedBytes({} bytes)", self.len())
+    }
+}
+
+/// Proof that no key, WR or window reaches some bytes any more. Only the engine makes it.
+#[derive(Debug)]
+pub struct Fenced(());
+
+impl Fenced {
+    /// Called where the live set of an exposure or of a local operation empties, and nowhere else.
+    pub(crate) fn mint() -> Fenced {
+        Fenced(())
+    }
+}
+
+/// Proof that a device has given its mapping of some bytes back. Consumes a [`Fenced`].
+#[derive(Debug)]
+pub struct Unmapped(());
+
+impl Unmapped {
+    /// For the device that has ended the mapping, or for bytes that no device ever mapped.
+    pub(crate) fn after(_proof: Fenced) -> Unmapped {
+        Unmapped(())
+    }
+}
+
+/// Where a buffer lives on the device that used it last, and its registration there. Travels with the buffer.
+///
+/// The MR carries local rights only, so keeping it registered exposes nothing. A placement of another device, PD
+/// or generation is never used: it is dropped, and its MR goes to that device's queue.
+#[derive(Debug)]
+pub(crate) struct Placement {
+    pub(crate) device: DeviceId,
+    pub(crate) addr: DmaAddr,
+    pub(crate) local: Option<LocalMr>,
+}
+
+/// A long-lived MR with local rights over one whole buffer.
+#[derive(Debug)]
+pub(crate) struct LocalMr {
+    pub(crate) pd: PdId,
+    pub(crate) mr: MrId,
+    pub(crate) lkey: Lkey,
+    pub(crate) owner: Arc<DeregQueue>,
+    pub(crate) memory: Arc<Allocation>,
+}
+
+impl Drop for LocalMr {
+    /// Leaves the MR, and the memory under it, to the owner: dereg first, free second.
+    fn drop(&mut self) {
+        self.owner.push(self.mr, Arc::clone(&self.memory));
+    }
+}
+
+/// MRs whose buffers were dropped or moved on; the owner of the PD deregisters them when it is next driven.
+#[derive(Debug, Default)]
+pub(crate) struct DeregQueue {
+    inner: Mutex<DeregInner>,
+}
+
+#[derive(Debug, Default)]
+struct DeregInner {
+    waiting: Vec<(MrId, Arc<Allocation>)>,
+    closed: bool,
+}
+
+impl DeregQueue {
+    fn push(&self, mr: MrId, memory: Arc<Allocation>) {
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        if !inner.closed {
+            inner.waiting.push((mr, memory));
+        }
+    }
+
+    /// Takes one waiting MR; the memory must be kept until the MR is deregistered.
+    pub(crate) fn pop(&self) -> Option<(MrId, Arc<Allocation>)> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner).waiting.pop()
+    }
+
+    /// From now on MRs are not queued: the owner has deregistered all it ever made.
+    pub(crate) fn close(&self) {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner).closed = true;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn exposed(len: usize) -> ExposedBytes {
+        DmaBuf::new(len).unwrap().into_exposed().0
+    }
+
+    #[test]
+    fn b46_zero_length_is_refused() {
+        assert!(matches!(DmaBuf::new(0), Err(AllocError::ZeroLength)));
+    }
+
+    #[test]
+    fn copies_of_every_alignment_keep_their_neighbours() {
+        for at in 0..9 {
+            for len in 0..20 {
+                let b = exposed(40);
+                assert!(b.copy_in(0, &[0xee; 40]));
+                let data: Vec<u8> = (0..len).map(|i| i as u8).collect();
+                assert!(b.copy_in(at, &data));
+                let mut all = [0; 40];
+                assert!(b.copy_out(0, &mut all));
+                assert_eq!(&all[at..at + len], &data[..]);
+                assert!(all[..at].iter().chain(&all[at + len..]).all(|&x| x == 0xee));
+                let mut part = vec![0; len];
+                assert!(b.copy_out(at, &mut part));
+                assert_eq!(part, data);
+            }
+        }
+    }
+
+    #[test]
+    fn copies_outside_are_refused_whole() {
+        let b = exposed(13);
+        assert!(!b.copy_in(13, &[1]) && !b.copy_in(usize::MAX, &[1, 2]));
+        let mut out = [7; 14];
+        assert!(!b.copy_out(0, &mut out));
+        assert_eq!(out, [7; 14]);
+    }
+
+    #[test]
+    fn view_returns_only_to_the_last_holder() {
+        let mut buf = DmaBuf::new(8).unwrap();
+        buf[3] = 9;
+        let (bytes, place) = buf.into_exposed();
+        let lent = bytes.clone();
+        let (bytes, place) = bytes.into_buf(Unmapped::after(Fenced::mint()), place).unwrap_err();
+        drop(lent);
+        let buf = bytes.into_buf(Unmapped::after(Fenced::mint()), place).unwrap();
+        assert_eq!(buf[3], 9);
+    }
+
+    #[test]
+    fn dropping_a_registered_buffer_keeps_the_memory_for_the_dereg() {
+        let owner = Arc::new(DeregQueue::default());
+        let (bytes, _) = DmaBuf::new(8).unwrap().into_exposed();
+        let memory = bytes.lifetime();
+        let lkey = Lkey::from_bits(1);
+        let local = LocalMr { pd: PdId(1), mr: MrId(5), lkey, owner: Arc::clone(&owner), memory };
+        let place = Placement { device: DeviceId(1), addr: DmaAddr(0), local: Some(local) };
+        let proof = Unmapped::after(Fenced::mint());
+        let buf = bytes.into_buf(proof, Some(Box::new(place))).unwrap();
+        drop(buf);
+        let (mr, memory) = owner.pop().unwrap();
+        assert_eq!((mr, Arc::strong_count(&memory)), (MrId(5), 1));
+    }
+}
