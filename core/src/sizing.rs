@@ -127,6 +127,9 @@ pub enum SizeError {
     /// The page size is not a power of two of at least 512.
     #[error("page size {0} is not a power of two of at least 512")]
     PageSize(u32),
+    /// The strategy's own reason.
+    #[error("{0}")]
+    Other(&'static str),
 }
 
 /// What one operation of a strategy needs.

@@ -1,0 +1,311 @@
+//! `frwr`: fast registration by work request, and invalidation by work request or by the peer.
+//!
+//! ```text
+//! INVALID ── map ──► VALID ── Invalidated, RemoteInvalidated, NeverPosted ──► INVALID (tail)
+//!    └───────┬─────────┘
+//!            ├── RegUnknown ──► FLUSHED_FR ──┐
+//!            └── InvUnknown ──► FLUSHED_LI ──┴── recover: dereg, alloc ──► a new INVALID region
+//! ```
+//! The strategy is a free list, the rule of where a list must be cut, and four states. Keys, rights
+//! and the proof that a key is dead belong to the engine.
+
+mod cut;
+mod pool;
+
+use self::cut::Cuts;
+use self::pool::Pool;
+pub use self::pool::State;
+use crate::shape::check_lengths;
+use memreg_core::device::{Caps, DeviceError, DeviceErrorKind, FastMrKind};
+use memreg_core::memreg::{
+    Control, Event, MAX_REGIONS, MapError, MemReg, Poison, RegionId, Reject, SegList, WrBatch,
+};
+use memreg_core::sizing::{self, Ask, KeyScope, Limits, SizeError};
+
+/// Registers by work request; see the module.
+///
+/// # Cost
+/// One region per contiguous run of pages: one WR to grant and one to revoke, no system call once
+/// the pool is warm.
+#[derive(Debug, Default)]
+pub struct Frwr {
+    /// Set by `open`.
+    mechanism: Option<Mechanism>,
+    pool: Pool,
+    counters: Counters,
+}
+
+/// Counters and gauges of one [`Frwr`].
+///
+/// # Units
+/// Regions. `free + busy + condemned` are all that exist; the rest only counts up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct FrwrStats {
+    /// Idle in the pool, of both kinds.
+    pub free: u64,
+    /// Handed out.
+    pub busy: u64,
+    /// Waiting for `recover`.
+    pub condemned: u64,
+    /// Made since the start, replacements included.
+    pub allocated: u64,
+    /// Replaced by `recover`.
+    pub recovered: u64,
+    /// Ended by `recover` with no replacement, because the device refused one.
+    pub orphaned: u64,
+    /// Ended by `unmap`, because only that ends a key of unknown state.
+    pub ended: u64,
+    /// Events for a region that this strategy no longer has.
+    pub strays: u64,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    allocated: u64,
+    recovered: u64,
+    orphaned: u64,
+    ended: u64,
+    strays: u64,
+}
+
+/// How regions are granted; windows bound by WR will be the second way.
+#[derive(Clone, Copy, Debug)]
+enum Mechanism {
+    /// REG_MR of a page list.
+    PageList {
+        /// Entries of one list.
+        depth: u32,
+        /// Whether the device describes gaps.
+        gaps: bool,
+        /// Regions of each kind that may exist.
+        pool_limit: usize,
+    },
+}
+
+impl Frwr {
+    /// A strategy with an empty pool.
+    #[must_use]
+    pub fn new() -> Frwr {
+        Frwr::default()
+    }
+
+    /// Counters and gauges now.
+    #[must_use]
+    pub fn stats(&self) -> FrwrStats {
+        let n = |n: usize| n as u64;
+        FrwrStats {
+            free: n(self.pool.free(FastMrKind::Pages) + self.pool.free(FastMrKind::Gaps)),
+            busy: n(self.pool.busy()),
+            condemned: n(self.pool.condemned()),
+            allocated: self.counters.allocated,
+            recovered: self.counters.recovered,
+            orphaned: self.counters.orphaned,
+            ended: self.counters.ended,
+            strays: self.counters.strays,
+        }
+    }
+
+    /// The state of one region; `None` for one that is not in this pool.
+    #[must_use]
+    pub fn state(&self, region: RegionId) -> Option<State> {
+        self.pool.state(region)
+    }
+
+    /// Grows the idle regions of `kind` to `want`, within the pool's limit; true if that many are
+    /// idle now.
+    fn grow(
+        &mut self,
+        ctl: &mut dyn Control,
+        mechanism: Mechanism,
+        kind: FastMrKind,
+        want: usize,
+    ) -> Result<bool, DeviceError> {
+        let Mechanism::PageList { depth, pool_limit, .. } = mechanism;
+        while self.pool.free(kind) < want {
+            if self.pool.total(kind) >= pool_limit {
+                return Ok(false);
+            }
+            let region = ctl.alloc_region(depth, kind)?;
+            self.counters.allocated += 1;
+            self.pool.add(region, kind);
+        }
+        Ok(true)
+    }
+
+    /// Makes sure that `want` regions of `kind` are idle, so that a `map` takes either all it needs
+    /// or none (H-16).
+    fn reserve(
+        &mut self,
+        ctl: &mut dyn Control,
+        mechanism: Mechanism,
+        kind: FastMrKind,
+        want: usize,
+    ) -> Result<(), MapError> {
+        match self.grow(ctl, mechanism, kind, want) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(self.no_region()),
+            Err(e) => {
+                // A full device may be full of regions that come back: then the caller can wait for
+                // them.
+                let full =
+                    matches!(e.kind(), DeviceErrorKind::Limit | DeviceErrorKind::OutOfMemory);
+                let some_return = self.pool.busy() + self.pool.condemned() > 0;
+                Err(if full && some_return { self.no_region() } else { e.into() })
+            }
+        }
+    }
+
+    fn no_region(&self) -> MapError {
+        MapError::NoRegion { condemned: self.pool.condemned(), busy: self.pool.busy() }
+    }
+}
+
+impl MemReg for Frwr {
+    fn name(&self) -> &'static str {
+        "frwr"
+    }
+
+    fn check(&self, caps: &Caps) -> Result<(), Reject> {
+        // Both conditions, the flag first (SUP-02): a device may announce the flag with no list
+        // behind it (B13).
+        if !caps.mem_mgt_extensions {
+            return Err(Reject::Missing("MEM_MGT_EXTENSIONS"));
+        }
+        if caps.max_fast_reg_page_list_len == 0 {
+            return Err(Reject::NoPageList);
+        }
+        Ok(())
+    }
+
+    fn open(&mut self, caps: &Caps, ask: &Ask) -> Result<Limits, SizeError> {
+        let per = sizing::page_list_request(caps, ask)?;
+        let mut limits = sizing::queues(caps, ask, per, KeyScope::Pd)?;
+        limits.remote_invalidation = true;
+        // Bounded by what can be in flight (POOL-06), yet never so small that one list of many
+        // pieces has to wait for regions that cannot come.
+        let in_flight = u64::from(limits.regions_per_request) * u64::from(limits.credits);
+        let pool_limit = in_flight.max(MAX_REGIONS as u64).min(u64::from(caps.max_mr).max(1));
+        self.mechanism = Some(Mechanism::PageList {
+            depth: limits.page_list_depth,
+            gaps: caps.sg_gaps,
+            pool_limit: usize::try_from(pool_limit).unwrap_or(usize::MAX),
+        });
+        Ok(limits)
+    }
+
+    fn fill(&mut self, ctl: &mut dyn Control, regions: usize) -> Result<(), DeviceError> {
+        let Some(mechanism) = self.mechanism else { return Ok(()) };
+        let Mechanism::PageList { gaps, .. } = mechanism;
+        self.grow(ctl, mechanism, FastMrKind::Pages, regions)?;
+        // One is enough to learn whether the device keeps its promise; lists with gaps are rare, so
+        // the rest is made when one comes.
+        if gaps && regions > 0 && self.pool.total(FastMrKind::Gaps) == 0 {
+            self.grow(ctl, mechanism, FastMrKind::Gaps, 1)?;
+        }
+        Ok(())
+    }
+
+    fn map(
+        &mut self,
+        ctl: &mut dyn Control,
+        segs: &SegList<'_>,
+        out: &mut WrBatch,
+    ) -> Result<(), MapError> {
+        let Some(mechanism) = self.mechanism else {
+            return Err(MapError::Other("strategy is not open"));
+        };
+        let Mechanism::PageList { depth, gaps, .. } = mechanism;
+        check_lengths(segs)?;
+        let cuts = Cuts::plan(segs, depth, gaps)?;
+        for kind in [FastMrKind::Pages, FastMrKind::Gaps] {
+            self.reserve(ctl, mechanism, kind, cuts.count(kind))?;
+        }
+        for piece in cuts.pieces() {
+            let Some(region) = self.pool.take(piece.kind) else { return Err(self.no_region()) };
+            if let Err(full) = out.register(region, piece.bytes()) {
+                self.pool.untake(region);
+                return Err(full.into());
+            }
+        }
+        Ok(())
+    }
+
+    fn unmap(
+        &mut self,
+        ctl: &mut dyn Control,
+        live: &[RegionId],
+        out: &mut WrBatch,
+    ) -> Result<(), Poison> {
+        for &region in live {
+            match self.pool.state(region) {
+                Some(State::Valid) => out
+                    .invalidate(region)
+                    .map_err(|_| Poison("more live regions than a batch holds"))?,
+                // Nobody knows the key, so an invalidation could miss it or take the QP down
+                // (H-03): only ending the region is a fence. It leaves the pool here, or `recover`
+                // would end it again (D-02).
+                Some(State::FlushedFr | State::FlushedLi) => {
+                    ctl.dereg(region).map_err(|_| Poison("a region of unknown key did not end"))?;
+                    self.pool.forget(region);
+                    self.counters.ended += 1;
+                }
+                Some(State::Invalid) => return Err(Poison("a live region is in the free list")),
+                None => return Err(Poison("a live region is not of this pool")),
+            }
+        }
+        Ok(())
+    }
+
+    fn on_event(&mut self, region: RegionId, event: Event) -> Result<(), Poison> {
+        if self.pool.state(region).is_none() {
+            // It was ended and its id is never used again: there is nothing that could be reused
+            // too early.
+            self.counters.strays += 1;
+            return Ok(());
+        }
+        match event {
+            Event::Registered => {}
+            Event::Invalidated | Event::RemoteInvalidated | Event::NeverPosted => {
+                self.pool.give_back(region);
+            }
+            Event::RegUnknown => self.pool.condemn(region, State::FlushedFr),
+            Event::InvUnknown => self.pool.condemn(region, State::FlushedLi),
+        }
+        Ok(())
+    }
+
+    fn recover(&mut self, ctl: &mut dyn Control, budget: usize) -> Result<usize, DeviceError> {
+        let Some(Mechanism::PageList { depth, .. }) = self.mechanism else { return Ok(0) };
+        let mut rebuilt = 0;
+        while rebuilt < budget {
+            let Some((region, kind)) = self.pool.next_condemned() else { break };
+            if let Err(e) = ctl.dereg(region) {
+                // It stays condemned, behind the others: they may still end.
+                self.pool.postpone(region);
+                return Err(e);
+            }
+            self.pool.forget(region);
+            match ctl.alloc_region(depth, kind) {
+                Ok(new) => self.pool.add(new, kind),
+                Err(e) => {
+                    self.counters.orphaned += 1;
+                    tracing::warn!(strategy = "frwr", error = %e, "region not replaced");
+                    return Err(e);
+                }
+            }
+            self.counters.allocated += 1;
+            self.counters.recovered += 1;
+            rebuilt += 1;
+        }
+        Ok(rebuilt)
+    }
+
+    fn on_drained(&mut self) {
+        // Every WR has had its event, so a region that is still out was granted and not taken back:
+        // its QP is gone, and nothing but a new region makes it usable.
+        self.pool.condemn_busy();
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,205 @@
+//! Where every region is: idle, handed out, or condemned.
+
+use memreg_core::device::FastMrKind;
+use memreg_core::memreg::RegionId;
+use slotmap::SecondaryMap;
+use std::collections::VecDeque;
+
+/// What is known of a region, and with it where the region is: there is no second book to disagree
+/// with (H-46).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum State {
+    /// Its key is dead; it is in the free list.
+    Invalid,
+    /// Handed out by `map` and not yet known to be dead.
+    Valid,
+    /// Nobody knows whether its registration took effect; condemned.
+    FlushedFr,
+    /// Nobody knows whether its invalidation took effect; condemned.
+    FlushedLi,
+}
+
+impl State {
+    const fn is_condemned(self) -> bool {
+        matches!(self, State::FlushedFr | State::FlushedLi)
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Region {
+    state: State,
+    kind: FastMrKind,
+}
+
+/// All regions of one strategy.
+///
+/// The free lists are first in, first out: a region just invalidated is the last to be used again,
+/// which gives a late user of its old key the longest time to be refused (POOL-03).
+#[derive(Debug, Default)]
+pub(super) struct Pool {
+    regions: SecondaryMap<RegionId, Region>,
+    free: [VecDeque<RegionId>; 2],
+    total: [usize; 2],
+    condemned: VecDeque<RegionId>,
+}
+
+impl Pool {
+    /// Takes in a new region as idle.
+    pub(super) fn add(&mut self, region: RegionId, kind: FastMrKind) {
+        if self.regions.contains_key(region) {
+            return;
+        }
+        let before = self.regions.len();
+        self.regions.insert(region, Region { state: State::Invalid, kind });
+        if self.regions.len() == before {
+            // The engine ended an older region by itself and gave its slot to this one.
+            self.drop_replaced();
+        } else {
+            self.total[slot(kind)] += 1;
+        }
+        self.free[slot(kind)].push_back(region);
+    }
+
+    /// Strikes regions from the lists that are no longer in the table.
+    fn drop_replaced(&mut self) {
+        let regions = &self.regions;
+        for list in self.free.iter_mut().chain([&mut self.condemned]) {
+            list.retain(|&id| regions.contains_key(id));
+        }
+        self.total = [0; 2];
+        for r in self.regions.values() {
+            self.total[slot(r.kind)] += 1;
+        }
+    }
+
+    /// Hands out the region that has been idle longest.
+    pub(super) fn take(&mut self, kind: FastMrKind) -> Option<RegionId> {
+        let region = self.free[slot(kind)].pop_front()?;
+        self.regions.get_mut(region)?.state = State::Valid;
+        Some(region)
+    }
+
+    /// Undoes [`take`](Pool::take).
+    pub(super) fn untake(&mut self, region: RegionId) {
+        if let Some(r) = self.regions.get_mut(region)
+            && r.state == State::Valid
+        {
+            r.state = State::Invalid;
+            self.free[slot(r.kind)].push_front(region);
+        }
+    }
+
+    /// A handed-out region is dead and idle again; of any other nothing changes, so an event that
+    /// comes twice does not list it twice, and a condemned one stays so.
+    pub(super) fn give_back(&mut self, region: RegionId) {
+        if let Some(r) = self.regions.get_mut(region)
+            && r.state == State::Valid
+        {
+            r.state = State::Invalid;
+            self.free[slot(r.kind)].push_back(region);
+        }
+    }
+
+    /// Takes a region out of use, wherever it is, until it is rebuilt.
+    pub(super) fn condemn(&mut self, region: RegionId, why: State) {
+        let Some(r) = self.regions.get_mut(region) else { return };
+        if r.state.is_condemned() {
+            return;
+        }
+        if r.state == State::Invalid {
+            self.free[slot(r.kind)].retain(|&f| f != region);
+        }
+        r.state = why;
+        self.condemned.push_back(region);
+    }
+
+    /// Condemns everything that is handed out.
+    pub(super) fn condemn_busy(&mut self) {
+        for (region, r) in &mut self.regions {
+            if r.state == State::Valid {
+                r.state = State::FlushedFr;
+                self.condemned.push_back(region);
+            }
+        }
+    }
+
+    /// The region that has been condemned longest, and its kind. It stays where it is.
+    pub(super) fn next_condemned(&self) -> Option<(RegionId, FastMrKind)> {
+        let &region = self.condemned.front()?;
+        Some((region, self.regions.get(region)?.kind))
+    }
+
+    /// Puts the next condemned region behind the others.
+    pub(super) fn postpone(&mut self, region: RegionId) {
+        if self.condemned.front() == Some(&region) {
+            self.condemned.rotate_left(1);
+        }
+    }
+
+    /// Drops a region that has ended; its id never comes back.
+    pub(super) fn forget(&mut self, region: RegionId) {
+        let Some(r) = self.regions.remove(region) else { return };
+        self.total[slot(r.kind)] -= 1;
+        match r.state {
+            State::Invalid => self.free[slot(r.kind)].retain(|&f| f != region),
+            State::Valid => {}
+            State::FlushedFr | State::FlushedLi => self.condemned.retain(|&c| c != region),
+        }
+    }
+
+    pub(super) fn state(&self, region: RegionId) -> Option<State> {
+        self.regions.get(region).map(|r| r.state)
+    }
+
+    /// Idle regions of `kind`.
+    pub(super) fn free(&self, kind: FastMrKind) -> usize {
+        self.free[slot(kind)].len()
+    }
+
+    /// All regions of `kind`.
+    pub(super) fn total(&self, kind: FastMrKind) -> usize {
+        self.total[slot(kind)]
+    }
+
+    pub(super) fn condemned(&self) -> usize {
+        self.condemned.len()
+    }
+
+    /// Regions handed out.
+    pub(super) fn busy(&self) -> usize {
+        let all: usize = self.total.iter().sum();
+        let free: usize = self.free.iter().map(VecDeque::len).sum();
+        all.saturating_sub(free + self.condemned.len())
+    }
+
+    /// Every region is in exactly one place, and its state says which (H-35).
+    #[cfg(test)]
+    pub(super) fn assert_sound(&self) {
+        let mut seen = SecondaryMap::new();
+        let mut once = |id: RegionId| assert!(seen.insert(id, ()).is_none(), "listed twice");
+        for kind in [FastMrKind::Pages, FastMrKind::Gaps] {
+            for &id in &self.free[slot(kind)] {
+                once(id);
+                let r = self.regions[id];
+                assert!(r.state == State::Invalid && r.kind == kind);
+            }
+        }
+        for &id in &self.condemned {
+            once(id);
+            assert!(self.regions[id].state.is_condemned());
+        }
+        for (id, r) in &self.regions {
+            assert_eq!(seen.contains_key(id), r.state != State::Valid, "{r:?}");
+        }
+        assert_eq!(self.regions.len(), self.total[0] + self.total[1]);
+        let valid = self.regions.values().filter(|r| r.state == State::Valid).count();
+        assert_eq!(self.busy(), valid);
+    }
+}
+
+const fn slot(kind: FastMrKind) -> usize {
+    match kind {
+        FastMrKind::Pages => 0,
+        FastMrKind::Gaps => 1,
+    }
+}

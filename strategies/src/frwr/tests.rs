@@ -1,0 +1,498 @@
+//! Tests of the `frwr` state machine, table by table and then at random.
+
+use super::*;
+use crate::mock::{Call, Mock, map, map_into};
+use memreg_core::device::Verb;
+use memreg_core::memreg::Wish;
+use proptest::prelude::*;
+
+fn open(caps: &Caps, credits: u32) -> Frwr {
+    let mut s = Frwr::new();
+    s.check(caps).unwrap();
+    s.open(caps, &Ask { credits, ..Ask::default() }).unwrap();
+    s
+}
+
+/// One credit, no gaps, page list of 16: R = 16.
+fn small() -> Frwr {
+    open(&Caps { max_fast_reg_page_list_len: 16, ..Caps::default() }, 1)
+}
+
+fn gappy() -> Frwr {
+    open(&Caps { sg_gaps: true, ..Caps::default() }, 4)
+}
+
+const ONE: &[(u32, u64)] = &[(0, 4096)];
+const HOLE: &[(u32, u64)] = &[(0, 4096), (512, 1024), (0, 4096)];
+
+#[test]
+fn sup_01_sup_02_flag_before_length() {
+    let with = |ext, len| {
+        Frwr::new().check(&Caps {
+            mem_mgt_extensions: ext,
+            max_fast_reg_page_list_len: len,
+            ..Caps::default()
+        })
+    };
+    assert_eq!(with(true, 1), Ok(()));
+    assert_eq!(with(true, 0), Err(Reject::NoPageList));
+    assert_eq!(with(false, 0), Err(Reject::Missing("MEM_MGT_EXTENSIONS")));
+    assert_eq!(with(false, 512), Err(Reject::Missing("MEM_MGT_EXTENSIONS")));
+}
+
+#[test]
+fn b13_page_list_length_zero_is_an_error_with_its_reason() {
+    let caps = Caps { max_fast_reg_page_list_len: 0, ..Caps::default() };
+    let text = Frwr::new().check(&caps).unwrap_err().to_string();
+    assert!(text.contains("page list length 0"), "{text}");
+    let e = Frwr::new().open(&caps, &Ask::default());
+    assert_eq!(e, Err(SizeError::Zero("max_fast_reg_page_list_len")));
+}
+
+#[test]
+fn opn_09_open_is_pure_and_can_be_repeated() {
+    let mut s = Frwr::new();
+    let a = s.open(&Caps::default(), &Ask::default()).unwrap();
+    assert_eq!(Ok(&a), s.open(&Caps::default(), &Ask::default()).as_ref());
+    assert!(a.remote_invalidation && a.key_scope == KeyScope::Pd && a.arena_bytes == 0);
+    assert_eq!(s.stats(), FrwrStats::default());
+}
+
+/// Every state × every event: the state after, `None` standing for a region that the pool no longer
+/// has.
+#[test]
+fn st_table() {
+    use Event::*;
+    use State::*;
+    let prepare = |state: State| {
+        let (mut s, mut ctl) = (small(), Mock::new());
+        let (ids, _) = map(&mut s, &mut ctl, ONE).unwrap();
+        match state {
+            Valid => {}
+            Invalid => s.on_event(ids[0], Invalidated).unwrap(),
+            FlushedFr => s.on_event(ids[0], RegUnknown).unwrap(),
+            FlushedLi => s.on_event(ids[0], InvUnknown).unwrap(),
+        }
+        assert_eq!(s.state(ids[0]), Some(state));
+        (s, ids[0])
+    };
+    #[rustfmt::skip]
+    let rows = [
+        //           Registered RegUnknown Invalidated InvUnknown RemoteInvalidated NeverPosted
+        (Invalid,   [Invalid,   FlushedFr, Invalid,    FlushedLi, Invalid,          Invalid]),
+        (Valid,     [Valid,     FlushedFr, Invalid,    FlushedLi, Invalid,          Invalid]),
+        (FlushedFr, [FlushedFr, FlushedFr, FlushedFr,  FlushedFr, FlushedFr,        FlushedFr]),
+        (FlushedLi, [FlushedLi, FlushedLi, FlushedLi,  FlushedLi, FlushedLi,        FlushedLi]),
+    ];
+    let events = [Registered, RegUnknown, Invalidated, InvUnknown, RemoteInvalidated, NeverPosted];
+    for (from, after) in rows {
+        for (event, want) in events.into_iter().zip(after) {
+            let (mut s, id) = prepare(from);
+            for twice in 0..2 {
+                assert_eq!(s.on_event(id, event), Ok(()));
+                assert_eq!(s.state(id), Some(want), "{from:?} {event:?} {twice}");
+                s.pool.assert_sound();
+            }
+        }
+    }
+}
+
+#[test]
+fn st_01_st_02_new_regions_are_invalid_and_mapped_ones_valid() {
+    let (mut s, mut ctl) = (small(), Mock::new());
+    s.fill(&mut ctl, 3).unwrap();
+    assert_eq!((s.stats().free, s.stats().busy), (3, 0));
+    let (ids, out) = map(&mut s, &mut ctl, ONE).unwrap();
+    assert_eq!(out.wishes(), [Wish::Register(ids[0], 0..4096)]);
+    assert_eq!(s.state(ids[0]), Some(State::Valid));
+    assert_eq!((s.stats().free, s.stats().busy, s.stats().allocated), (2, 1, 3));
+}
+
+#[test]
+fn pool_03_reuse_is_first_in_first_out() {
+    let (mut s, mut ctl) = (small(), Mock::new());
+    s.fill(&mut ctl, 3).unwrap();
+    let mut order = vec![];
+    for _ in 0..6 {
+        let (ids, _) = map(&mut s, &mut ctl, ONE).unwrap();
+        order.push(ids[0]);
+        s.on_event(ids[0], Event::Invalidated).unwrap();
+    }
+    assert_eq!(order[..3], order[3..]);
+    assert_ne!(order[0], order[1]);
+}
+
+#[test]
+fn pool_04_a_failed_fill_keeps_what_it_has() {
+    let (mut s, mut ctl) = (small(), Mock::new());
+    ctl.fail_alloc(3);
+    assert_eq!(s.fill(&mut ctl, 5).unwrap_err().verb, Verb::AllocMr);
+    assert_eq!((s.stats().free, ctl.live()), (2, 2));
+    s.fill(&mut ctl, 5).unwrap();
+    assert_eq!((s.stats().free, ctl.live()), (5, 5));
+}
+
+#[test]
+fn pool_06_the_pool_is_bounded() {
+    let (mut s, mut ctl) = (small(), Mock::new());
+    s.fill(&mut ctl, 1_000_000).unwrap();
+    assert_eq!(ctl.live(), 16);
+    for _ in 0..16 {
+        map(&mut s, &mut ctl, ONE).unwrap();
+    }
+    let e = map(&mut s, &mut ctl, ONE).unwrap_err();
+    assert_eq!(e, MapError::NoRegion { condemned: 0, busy: 16 });
+    assert_eq!(ctl.live(), 16);
+    let few = open(&Caps { max_mr: 2, ..Caps::default() }, 128);
+    assert!(matches!(few.mechanism, Some(Mechanism::PageList { pool_limit: 2, .. })));
+}
+
+#[test]
+fn h_38_one_list_of_many_pieces_fits_the_smallest_pool() {
+    let mut s = open(&Caps::default(), 1);
+    let mut ctl = Mock::new();
+    let (ids, _) = map(&mut s, &mut ctl, &[(512, 100); MAX_REGIONS]).unwrap();
+    assert_eq!(ids.len(), MAX_REGIONS);
+}
+
+#[test]
+fn map_01_an_empty_pool_says_what_it_waits_for() {
+    let (mut s, mut ctl) = (small(), Mock::new());
+    let mut ids = vec![];
+    for _ in 0..16 {
+        ids.extend(map(&mut s, &mut ctl, ONE).unwrap().0);
+    }
+    for &id in &ids[..5] {
+        s.on_event(id, Event::RegUnknown).unwrap();
+    }
+    let e = map(&mut s, &mut ctl, ONE).unwrap_err();
+    assert_eq!(e, MapError::NoRegion { condemned: 5, busy: 11 });
+    assert_eq!(s.recover(&mut ctl, 2), Ok(2));
+    map(&mut s, &mut ctl, ONE).unwrap();
+}
+
+#[test]
+fn map_01_a_full_device_is_waited_for_only_if_regions_return() {
+    let (mut s, mut ctl) = (small(), Mock::new());
+    ctl.max = Some(0);
+    assert!(matches!(map(&mut s, &mut ctl, ONE), Err(MapError::Device(_))));
+    ctl.max = Some(1);
+    map(&mut s, &mut ctl, ONE).unwrap();
+    let e = map(&mut s, &mut ctl, ONE).unwrap_err();
+    assert_eq!(e, MapError::NoRegion { condemned: 0, busy: 1 });
+    // A refusal that waiting does not mend is shown as it is.
+    ctl.max = None;
+    ctl.fail_alloc(1);
+    assert!(matches!(map(&mut s, &mut ctl, ONE), Err(MapError::Device(_))));
+}
+
+#[test]
+fn h_16_a_failed_map_takes_nothing() {
+    let (mut s, mut ctl) = (open(&Caps::default(), 4), Mock::new());
+    s.fill(&mut ctl, 3).unwrap();
+    for _ in 0..1000 {
+        ctl.fail_alloc(1);
+        let mut out = WrBatch::new();
+        assert!(map_into(&mut s, &mut ctl, &[(512, 100); 7], &mut out).is_err());
+        assert!(out.wishes().is_empty());
+    }
+    let n = s.stats();
+    assert_eq!((n.free, n.busy, n.condemned, ctl.live()), (3, 0, 0, 3));
+}
+
+#[test]
+fn h_16_a_full_batch_takes_nothing() {
+    let (mut s, mut ctl) = (small(), Mock::new());
+    let mut out = WrBatch::new();
+    for _ in 0..MAX_REGIONS - 1 {
+        out.invalidate(RegionId::default()).unwrap();
+    }
+    let e = map_into(&mut s, &mut ctl, &[(512, 100), (0, 1)], &mut out).unwrap_err();
+    assert_eq!(e, MapError::TooManyRegions);
+    // The region named before the batch was full comes back by its event, the other came back at
+    // once.
+    let Some(Wish::Register(named, _)) = out.wishes().last().cloned() else { panic!() };
+    s.on_event(named, Event::NeverPosted).unwrap();
+    assert_eq!((s.stats().free, s.stats().busy), (2, 0));
+    s.pool.assert_sound();
+}
+
+#[test]
+fn h_25_h_48_regions_never_posted_are_idle_again_without_any_call() {
+    let (mut s, mut ctl) = (small(), Mock::new());
+    for _ in 0..100 {
+        let (ids, _) = map(&mut s, &mut ctl, &[(512, 100), (0, 1)]).unwrap();
+        for id in ids {
+            s.on_event(id, Event::NeverPosted).unwrap();
+        }
+    }
+    assert_eq!(ctl.calls, [Call::Alloc(16, FastMrKind::Pages), Call::Alloc(16, FastMrKind::Pages)]);
+}
+
+#[test]
+fn b18_gap_regions_have_their_own_pool() {
+    let (mut s, mut ctl) = (gappy(), Mock::new());
+    s.fill(&mut ctl, 2).unwrap();
+    let kinds: Vec<_> = ctl
+        .calls
+        .iter()
+        .map(|c| match c {
+            Call::Alloc(_, kind) => *kind,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(kinds, [FastMrKind::Pages, FastMrKind::Pages, FastMrKind::Gaps]);
+    ctl.calls.clear();
+    let (hole, _) = map(&mut s, &mut ctl, HOLE).unwrap();
+    let (full, _) = map(&mut s, &mut ctl, &[(0, 16 * 4096)]).unwrap();
+    assert_eq!((hole.len(), full.len()), (1, 1), "one key each");
+    assert!(ctl.calls.is_empty());
+    map(&mut s, &mut ctl, HOLE).unwrap();
+    assert!(matches!(ctl.calls[..], [Call::Alloc(_, FastMrKind::Gaps)]), "made on demand");
+    s.pool.assert_sound();
+}
+
+#[test]
+fn b18_no_gap_region_without_the_capability() {
+    let (mut s, mut ctl) = (open(&Caps::default(), 4), Mock::new());
+    s.fill(&mut ctl, 2).unwrap();
+    assert_eq!(map(&mut s, &mut ctl, HOLE).unwrap().0.len(), 3);
+    assert!(!ctl.calls.iter().any(|c| matches!(c, Call::Alloc(_, FastMrKind::Gaps))));
+}
+
+#[test]
+fn uns_04_every_live_region_is_named_once() {
+    let (mut s, mut ctl) = (small(), Mock::new());
+    let (ids, _) = map(&mut s, &mut ctl, &[(512, 100), (0, 1), (7, 1)]).unwrap();
+    // The peer has invalidated the second; the engine does not list it any more (H-28).
+    s.on_event(ids[1], Event::RemoteInvalidated).unwrap();
+    let mut out = WrBatch::new();
+    s.unmap(&mut ctl, &[ids[0], ids[2]], &mut out).unwrap();
+    assert_eq!(out.wishes(), [Wish::Invalidate(ids[0]), Wish::Invalidate(ids[2])]);
+    assert_eq!(s.state(ids[0]), Some(State::Valid), "until the engine has the proof");
+}
+
+#[test]
+fn h_03_h_04_a_region_of_unknown_key_is_ended_not_invalidated() {
+    let (mut s, mut ctl) = (small(), Mock::new());
+    let (ids, _) = map(&mut s, &mut ctl, &[(512, 100), (0, 1)]).unwrap();
+    s.on_event(ids[0], Event::RegUnknown).unwrap();
+    let mut out = WrBatch::new();
+    s.unmap(&mut ctl, &ids, &mut out).unwrap();
+    assert_eq!(out.wishes(), [Wish::Invalidate(ids[1])]);
+    assert_eq!(ctl.calls.last(), Some(&Call::Dereg(ids[0])));
+    assert_eq!((s.state(ids[0]), s.stats().ended), (None, 1));
+    // It is not ended a second time, and late news of it harms nothing.
+    assert_eq!(s.recover(&mut ctl, 10), Ok(0));
+    s.on_event(ids[0], Event::Invalidated).unwrap();
+    assert_eq!(s.stats().strays, 1);
+    s.pool.assert_sound();
+}
+
+#[test]
+fn unmap_poisons_when_it_cannot_name_a_region() {
+    let (mut s, mut ctl) = (small(), Mock::new());
+    let (ids, _) = map(&mut s, &mut ctl, ONE).unwrap();
+    let mut out = WrBatch::new();
+    assert!(s.unmap(&mut ctl, &[RegionId::default()], &mut out).is_err());
+    assert!(s.unmap(&mut ctl, &[ids[0]; 17], &mut out).is_err());
+    s.on_event(ids[0], Event::InvUnknown).unwrap();
+    ctl.fail_dereg(1);
+    assert!(s.unmap(&mut ctl, &ids, &mut out).is_err());
+    assert_eq!(s.state(ids[0]), Some(State::FlushedLi), "it may still end");
+    assert_eq!(s.recover(&mut ctl, 1), Ok(1));
+    let idle = s.pool.take(FastMrKind::Pages).unwrap();
+    s.pool.untake(idle);
+    assert!(s.unmap(&mut ctl, &[idle], &mut out).is_err());
+}
+
+#[test]
+fn st_08_rst_01_rst_03_h_39_recovery_makes_a_new_region() {
+    for event in [Event::RegUnknown, Event::InvUnknown] {
+        let (mut s, mut ctl) = (gappy(), Mock::new());
+        let (ids, _) = map(&mut s, &mut ctl, HOLE).unwrap();
+        s.on_event(ids[0], event).unwrap();
+        ctl.calls.clear();
+        assert_eq!(s.recover(&mut ctl, 5), Ok(1));
+        assert_eq!(ctl.calls, [Call::Dereg(ids[0]), Call::Alloc(257, FastMrKind::Gaps)]);
+        assert_eq!((s.state(ids[0]), s.stats().recovered), (None, 1));
+        let (again, _) = map(&mut s, &mut ctl, HOLE).unwrap();
+        assert_ne!(again, ids);
+        s.pool.assert_sound();
+    }
+}
+
+#[test]
+fn d_02_st_09_rec_05_failures_of_recovery() {
+    let (mut s, mut ctl) = (small(), Mock::new());
+    let (ids, _) = map(&mut s, &mut ctl, &[(512, 100), (0, 1)]).unwrap();
+    s.on_event(ids[0], Event::RegUnknown).unwrap();
+    s.on_event(ids[1], Event::InvUnknown).unwrap();
+    // Dereg fails: the region stays condemned, and the other gets its turn first.
+    ctl.fail_dereg(1);
+    assert_eq!(s.recover(&mut ctl, 5).unwrap_err().verb, Verb::DeregMr);
+    assert_eq!((s.stats().condemned, s.state(ids[0])), (2, Some(State::FlushedFr)));
+    // Alloc fails after dereg: the region is gone, and is not ended twice (the mock checks).
+    ctl.fail_alloc(1);
+    assert_eq!(s.recover(&mut ctl, 5).unwrap_err().verb, Verb::AllocMr);
+    assert_eq!((s.state(ids[1]), s.stats().orphaned, s.stats().condemned), (None, 1, 1));
+    assert_eq!(s.recover(&mut ctl, 5), Ok(1));
+    assert_eq!((s.stats().free, ctl.live()), (1, 1));
+    // The pool grows back on demand.
+    s.fill(&mut ctl, 16).unwrap();
+    assert_eq!(ctl.live(), 16);
+    s.pool.assert_sound();
+}
+
+#[test]
+fn d_12_recovery_keeps_to_its_budget() {
+    let (mut s, mut ctl) = (small(), Mock::new());
+    let (ids, _) = map(&mut s, &mut ctl, &[(512, 100); 10]).unwrap();
+    for id in ids {
+        s.on_event(id, Event::RegUnknown).unwrap();
+    }
+    assert_eq!(s.recover(&mut ctl, 0), Ok(0));
+    assert_eq!(s.recover(&mut ctl, 4), Ok(4));
+    assert_eq!(s.recover(&mut ctl, 40), Ok(6));
+}
+
+#[test]
+fn h_18_regions_that_do_not_end_stay_within_the_bound() {
+    let (mut s, mut ctl) = (small(), Mock::new());
+    for round in 0..500 {
+        while let Ok((ids, _)) = map(&mut s, &mut ctl, ONE) {
+            s.on_event(ids[0], Event::RegUnknown).unwrap();
+        }
+        if round % 10 == 0 {
+            ctl.fail_dereg(1);
+        }
+        let _ = s.recover(&mut ctl, 3);
+        assert!(ctl.live() <= 16);
+    }
+}
+
+#[test]
+fn h_55_regions_still_out_when_the_qp_is_gone_are_rebuilt() {
+    let (mut s, mut ctl) = (small(), Mock::new());
+    s.fill(&mut ctl, 4).unwrap();
+    let (ids, _) = map(&mut s, &mut ctl, &[(512, 100), (0, 1)]).unwrap();
+    s.on_event(ids[0], Event::Registered).unwrap();
+    s.on_drained();
+    let n = s.stats();
+    assert_eq!((n.free, n.busy, n.condemned), (2, 0, 2));
+    assert_eq!(s.recover(&mut ctl, 10), Ok(2));
+    assert_eq!(s.stats().free, 4);
+}
+
+#[test]
+fn a_region_that_the_engine_ended_by_itself_leaves_no_trace() {
+    let (mut s, mut ctl) = (small(), Mock::new());
+    s.fill(&mut ctl, 2).unwrap();
+    let (ids, _) = map(&mut s, &mut ctl, ONE).unwrap();
+    ctl.engine_ends(ids[0]);
+    s.on_event(ids[0], Event::RegUnknown).unwrap();
+    // The next region takes over the slot of the old one.
+    s.fill(&mut ctl, 2).unwrap();
+    s.pool.assert_sound();
+    assert_eq!((s.stats().condemned, ctl.live()), (0, 2));
+    assert_eq!(s.recover(&mut ctl, 9), Ok(0));
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Map(Vec<(u32, u64)>),
+    /// Of one exposure, chosen by number: unmap it, then this event for each of its regions in
+    /// turn.
+    Unmap(usize, Vec<Event>),
+    Event(usize, Event),
+    Fill(usize),
+    Recover(usize),
+    Drained,
+    FailAlloc(usize),
+    FailDereg(usize),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    use Event::*;
+    let event = prop::sample::select(vec![
+        Registered,
+        RegUnknown,
+        Invalidated,
+        InvUnknown,
+        RemoteInvalidated,
+        NeverPosted,
+    ]);
+    let seg = (prop_oneof![Just(0u32), 0..4096u32], prop_oneof![Just(4096u64), 1..20_000u64]);
+    prop_oneof![
+        6 => prop::collection::vec(seg, 1..6).prop_map(Step::Map),
+        4 => (any::<usize>(), prop::collection::vec(event.clone(), 1..6))
+            .prop_map(|(n, e)| Step::Unmap(n, e)),
+        4 => (any::<usize>(), event).prop_map(|(n, e)| Step::Event(n, e)),
+        1 => (0..40usize).prop_map(Step::Fill),
+        3 => (0..6usize).prop_map(Step::Recover),
+        1 => Just(Step::Drained),
+        1 => (1..4usize).prop_map(Step::FailAlloc),
+        1 => (1..4usize).prop_map(Step::FailDereg),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn h_35_every_region_is_in_exactly_one_place(
+        steps in prop::collection::vec(step(), 1..80),
+        gaps: bool,
+    ) {
+        let caps = Caps { sg_gaps: gaps, max_fast_reg_page_list_len: 4, ..Caps::default() };
+        let (mut s, mut ctl) = (open(&caps, 1), Mock::new());
+        // Exposures as the engine sees them: regions that may be live. Which ever handed out:
+        let mut exposures: Vec<Vec<RegionId>> = vec![];
+        for st in steps {
+            match st {
+                Step::Map(list) => {
+                    let mut out = WrBatch::new();
+                    match map_into(&mut s, &mut ctl, &list, &mut out) {
+                        Ok(ids) => {
+                            for id in &ids {
+                                prop_assert!(exposures.iter().flatten().all(|e| e != id));
+                            }
+                            exposures.push(ids);
+                        }
+                        Err(_) => prop_assert!(out.wishes().is_empty()),
+                    }
+                }
+                Step::Unmap(n, events) if !exposures.is_empty() => {
+                    let at = n % exposures.len();
+                    let ids = exposures.swap_remove(at);
+                    let live: Vec<_> =
+                        ids.into_iter().filter(|&i| s.state(i).is_some()).collect();
+                    let _ = s.unmap(&mut ctl, &live, &mut WrBatch::new());
+                    for (id, event) in live.into_iter().zip(events.into_iter().cycle()) {
+                        s.on_event(id, event).unwrap();
+                    }
+                }
+                Step::Event(n, event) => {
+                    let all: Vec<_> = exposures.iter().flatten().copied().collect();
+                    let id = all.get(n % all.len().max(1)).copied().unwrap_or_default();
+                    s.on_event(id, event).unwrap();
+                    if s.state(id) != Some(State::Valid) {
+                        exposures.iter_mut().for_each(|e| e.retain(|&i| i != id));
+                    }
+                }
+                Step::Fill(n) => drop(s.fill(&mut ctl, n)),
+                Step::Recover(n) => drop(s.recover(&mut ctl, n)),
+                Step::Drained => {
+                    s.on_drained();
+                    exposures.clear();
+                }
+                Step::FailAlloc(k) => ctl.fail_alloc(k),
+                Step::FailDereg(k) => ctl.fail_dereg(k),
+                Step::Unmap(..) => {}
+            }
+            exposures.retain(|e| !e.is_empty());
+            s.pool.assert_sound();
+            let n = s.stats();
+            // None is lost: what the device has is what the pool knows (H-16).
+            prop_assert_eq!(n.free + n.busy + n.condemned, ctl.live() as u64);
+        }
+    }
+}
