@@ -58,8 +58,7 @@ fn opn_09_open_is_pure_and_can_be_repeated() {
     assert_eq!(s.stats(), FrwrStats::default());
 }
 
-/// Every state × every event: the state after, `None` standing for a region that the pool no longer
-/// has.
+/// Every state × every event, each given twice: the state after.
 #[test]
 fn st_table() {
     use Event::*;
