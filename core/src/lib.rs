@@ -7,6 +7,7 @@
 #![deny(unsafe_code)]
 
 pub mod device;
+pub mod drive;
 pub mod engine;
 pub mod error;
 pub mod mem;

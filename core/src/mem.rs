@@ -8,7 +8,7 @@
 //! This is one of the two modules with `unsafe` code.
 #![allow(unsafe_code)] // the only owner of raw bytes
 
-use crate::types::{DeviceId, DmaAddr, Lkey, MrId, PdId};
+use crate::types::{DeviceId, DmaAddr, Lkey, MrId};
 use memmap2::{MmapOptions, MmapRaw};
 use std::fmt;
 use std::ops::{Deref, DerefMut, Range};
@@ -277,7 +277,6 @@ pub(crate) struct Placement {
 /// A long-lived MR with local rights over one whole buffer.
 #[derive(Debug)]
 pub(crate) struct LocalMr {
-    pub(crate) pd: PdId,
     pub(crate) mr: MrId,
     pub(crate) lkey: Lkey,
     pub(crate) owner: Arc<DeregQueue>,
@@ -381,7 +380,7 @@ mod tests {
         let (bytes, _) = DmaBuf::new(8).unwrap().into_exposed();
         let memory = bytes.lifetime();
         let lkey = Lkey::from_bits(1);
-        let local = LocalMr { pd: PdId(1), mr: MrId(5), lkey, owner: Arc::clone(&owner), memory };
+        let local = LocalMr { mr: MrId(5), lkey, owner: Arc::clone(&owner), memory };
         let place = Placement { device: DeviceId(1), addr: DmaAddr(0), local: Some(local) };
         let proof = Unmapped::after(Fenced::mint());
         let buf = bytes.into_buf(proof, Some(Box::new(place))).unwrap();

@@ -79,6 +79,55 @@ pub trait MemReg: Send {
     fn on_drained(&mut self);
 }
 
+/// A strategy chosen at run time, where the cost of a virtual call does not matter.
+impl<T: MemReg + ?Sized> MemReg for Box<T> {
+    fn name(&self) -> &'static str {
+        (**self).name()
+    }
+
+    fn check(&self, caps: &Caps) -> Result<(), Reject> {
+        (**self).check(caps)
+    }
+
+    fn open(&mut self, caps: &Caps, ask: &Ask) -> Result<Limits, SizeError> {
+        (**self).open(caps, ask)
+    }
+
+    fn fill(&mut self, ctl: &mut dyn Control, regions: usize) -> Result<(), DeviceError> {
+        (**self).fill(ctl, regions)
+    }
+
+    fn map(
+        &mut self,
+        ctl: &mut dyn Control,
+        segs: &SegList<'_>,
+        out: &mut WrBatch,
+    ) -> Result<(), MapError> {
+        (**self).map(ctl, segs, out)
+    }
+
+    fn unmap(
+        &mut self,
+        ctl: &mut dyn Control,
+        live: &[RegionId],
+        out: &mut WrBatch,
+    ) -> Result<(), Poison> {
+        (**self).unmap(ctl, live, out)
+    }
+
+    fn on_event(&mut self, region: RegionId, event: Event) -> Result<(), Poison> {
+        (**self).on_event(region, event)
+    }
+
+    fn recover(&mut self, ctl: &mut dyn Control, budget: usize) -> Result<usize, DeviceError> {
+        (**self).recover(ctl, budget)
+    }
+
+    fn on_drained(&mut self) {
+        (**self).on_drained();
+    }
+}
+
 /// What became of a region.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Event {

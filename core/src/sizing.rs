@@ -262,6 +262,7 @@ mod tests {
     #[test]
     fn opn_table_of_worked_values() {
         #[rustfmt::skip]
+        #[allow(clippy::type_complexity)] // one row of the table
         let rows: [(u32, u32, u32, u64, [(u32, u32); 4]); 6] = [
             (1,   16, 33, 14,  [(3, 100),  (3, 100),  (31, 1024),  (128, 4225)]),
             (16,  16, 33, 224, [(3, 100),  (3, 100),  (31, 1024),  (128, 4225)]),

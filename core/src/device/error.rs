@@ -101,6 +101,7 @@ pub enum DeviceErrorKind {
 pub mod errno {
     #![allow(missing_docs)] // names of errno(3)
     pub const EIO: i32 = 5;
+    pub const EAGAIN: i32 = 11;
     pub const ENOMEM: i32 = 12;
     pub const EFAULT: i32 = 14;
     pub const EBUSY: i32 = 16;
@@ -131,7 +132,7 @@ impl DeviceError {
             errno::ENOMEM | errno::EINVAL if self.limit.is_some() => DeviceErrorKind::Limit,
             errno::ENOMEM => DeviceErrorKind::OutOfMemory,
             errno::EINVAL => DeviceErrorKind::Invalid,
-            errno::EBUSY => DeviceErrorKind::Busy,
+            errno::EBUSY | errno::EAGAIN => DeviceErrorKind::Busy,
             errno::EFAULT => DeviceErrorKind::Fault,
             errno::EOPNOTSUPP => DeviceErrorKind::NotSupported,
             errno::ENODEV | errno::EIO => DeviceErrorKind::Gone,
@@ -160,6 +161,7 @@ impl fmt::Display for DeviceError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = match self.errno {
             errno::EIO => "EIO",
+            errno::EAGAIN => "EAGAIN",
             errno::ENOMEM => "ENOMEM",
             errno::EFAULT => "EFAULT",
             errno::EBUSY => "EBUSY",

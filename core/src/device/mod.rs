@@ -183,8 +183,8 @@ pub trait Device: sealed::Sealed + Send {
     /// Appends at most `max` WCs to `out` and returns how many.
     fn poll_cq(&self, cq: CqId, max: usize, out: &mut Vec<Wc>) -> Result<usize, DeviceError>;
 
-    /// The next asynchronous event, if any.
-    fn next_event(&self) -> Option<AsyncEvent>;
+    /// The next asynchronous event of this QP, or of the port or device under it, if any.
+    fn next_event(&self, qp: QpId) -> Option<AsyncEvent>;
 
     /// Lets a software device run for one step; true if anything happened. Hardware runs by itself: false.
     fn step(&self) -> bool;

@@ -1,1 +1,302 @@
 //! The rules: when a key is dead, what may be posted, who gets bytes back.
+//!
+//! The engine holds the device and everything that a strategy must not touch. It never calls the strategy: what the
+//! strategy has to hear is queued in [`Engine::events`] and delivered by the transport.
+//!
+//! - [`ring`]: what is on the send queue, and which WC retires what
+//! - [`keys`]: which keys are live; the ledger
+//! - [`exposure`]: slots that hold bytes, and their handles
+//! - [`stage`]: wishes into WRs, and undo
+//! - [`control`]: what a strategy may do to regions
+
+pub(crate) mod arena;
+pub(crate) mod control;
+pub mod exposure;
+pub(crate) mod keys;
+pub mod ledger;
+pub(crate) mod ring;
+pub(crate) mod stage;
+pub mod stats;
+
+use crate::device::{Caps, Device, DeviceError, MrKeys, WrChain};
+use crate::mem::{DeregQueue, Fenced, LocalMr, Placement, Unmapped};
+use crate::memreg::{Event, RegionId, SegShape};
+use crate::sizing::Limits;
+use crate::types::{Access, CqId, DeviceId, Epoch, PdId, QpId, TransportId};
+use arena::Arena;
+use exposure::{Buffers, ExposureId, ExposureState, LocalId, Piece, Slots};
+use keys::{KeyTable, RegionKind};
+use ledger::Rule;
+use ring::{RingOp, SendRing};
+use smallvec::SmallVec;
+use stats::Stats;
+use std::collections::{BTreeSet, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Everything of one transport but its strategy.
+#[derive(Debug)]
+pub(crate) struct Engine<D: Device> {
+    pub(crate) device: D,
+    pub(crate) device_id: DeviceId,
+    pub(crate) id: TransportId,
+    pub(crate) caps: Caps,
+    pub(crate) limits: Limits,
+    pub(crate) pd: PdId,
+    pub(crate) cq: CqId,
+    pub(crate) qp: Option<QpId>,
+    pub(crate) max_inline: u32,
+    pub(crate) epoch: Epoch,
+    pub(crate) ring: SendRing,
+    pub(crate) keys: KeyTable,
+    pub(crate) slots: Slots,
+    /// Exposures with staged WRs, in the order of `expose`.
+    pub(crate) staged: Vec<ExposureId>,
+    /// Sum of their staged WRs.
+    pub(crate) staged_wrs: usize,
+    /// The chain being built, and what each of its WRs is for (with the wish for a signal).
+    pub(crate) chain: WrChain,
+    pub(crate) chain_ops: Vec<(RingOp, bool)>,
+    /// What the strategy has not heard yet.
+    pub(crate) events: VecDeque<(RegionId, Event)>,
+    /// Buffers' local MRs: those to deregister, and all that exist.
+    pub(crate) local_queue: Arc<DeregQueue>,
+    pub(crate) local_mrs: BTreeSet<crate::types::MrId>,
+    pub(crate) bounce: Option<Arena>,
+    pub(crate) shapes: Vec<SegShape>,
+    pub(crate) send_slots: Vec<u32>,
+    pub(crate) stats: Stats,
+}
+
+/// Buffers on loan, and the error with which the loan failed.
+pub(crate) type LendResult = Result<SmallVec<[Piece; 4]>, (Buffers, DeviceError)>;
+
+impl<D: Device> Engine<D> {
+    /// Takes the CPU's view of every buffer and lends it to the device if `map` (a bounced exposure stays home).
+    pub(crate) fn lend(&mut self, buffers: Buffers, map: bool) -> LendResult {
+        let mut pieces = SmallVec::new();
+        let mut failed = None;
+        for (buf, range) in buffers {
+            let (bytes, mut place) = buf.into_exposed();
+            let mut mapped = None;
+            if map && failed.is_none() {
+                // A placement of another device names an address that means something else here.
+                if place.as_ref().is_some_and(|p| p.device != self.device_id) {
+                    place = None;
+                }
+                match self.device.dma_map(&bytes, place.as_ref().map(|p| p.addr)) {
+                    Ok(addr) => {
+                        mapped = Some(addr);
+                        if place.is_none() {
+                            let device = self.device_id;
+                            place = Some(Box::new(Placement { device, addr, local: None }));
+                        }
+                    }
+                    Err(e) => failed = Some(e),
+                }
+            }
+            pieces.push(Piece { bytes, place, mapped, range });
+        }
+        match failed {
+            None => Ok(pieces),
+            Some(e) => {
+                // No key was ever made for these: the proof is that nothing happened.
+                let mut back = Buffers::new();
+                for piece in pieces {
+                    self.give_back(piece, Fenced::mint(), &mut back);
+                }
+                Err((back, e))
+            }
+        }
+    }
+
+    /// Ends the device's loan and returns the CPU's view. False if the device did not let go: the memory is then
+    /// leaked on purpose, for it may still be reached, and counted.
+    pub(crate) fn give_back(&mut self, piece: Piece, proof: Fenced, back: &mut Buffers) -> bool {
+        let Piece { bytes, place, mapped, range } = piece;
+        let len = bytes.len() as u64;
+        let unmapped = match mapped {
+            None => Ok(Unmapped::after(proof)),
+            Some(addr) => self.device.dma_unmap(addr, proof),
+        };
+        let kept = match unmapped {
+            Ok(unmapped) => match bytes.into_buf(unmapped, place) {
+                Ok(buf) => {
+                    back.push(buf, range);
+                    return true;
+                }
+                Err(kept) => kept,
+            },
+            Err((e, _)) => {
+                tracing::error!(error = %e, len, "device keeps a mapping; its bytes are leaked");
+                (bytes, place)
+            }
+        };
+        std::mem::forget(kept);
+        self.stats.bytes_leaked += len;
+        false
+    }
+
+    /// A region's key is dead by `rule`; its exposure may be fenced by that.
+    pub(crate) fn closed(&mut self, region: RegionId, rule: Rule) {
+        if let Some(id) = self.keys.kill(region, rule) {
+            self.release(id);
+        }
+    }
+
+    /// One reason less to keep an exposure's bytes.
+    pub(crate) fn release(&mut self, id: ExposureId) {
+        let Some(e) = self.slots.exposures.get_mut(id) else { return };
+        e.open = e.open.saturating_sub(1);
+        if e.open == 0 {
+            self.fence(id);
+        }
+    }
+
+    /// The live set of an exposure is empty: mints the proofs and takes the bytes back.
+    fn fence(&mut self, id: ExposureId) {
+        let Some(e) = self.slots.exposures.get_mut(id) else { return };
+        let pieces = std::mem::take(&mut e.pieces);
+        let mut back = std::mem::take(&mut e.back);
+        let mut whole = true;
+        for piece in pieces {
+            whole &= self.give_back(piece, Fenced::mint(), &mut back);
+        }
+        self.stats.fences += 1;
+        let Some(e) = self.slots.exposures.get_mut(id) else { return };
+        e.back = back;
+        e.state = if whole { ExposureState::Fenced } else { ExposureState::Held };
+        if e.flag.is_abandoned() {
+            self.free_exposure(id);
+        }
+    }
+
+    /// Frees a slot and counts.
+    pub(crate) fn free_exposure(&mut self, id: ExposureId) {
+        self.slots.free_exposure(id);
+        self.stats.exposures_now = self.slots.exposures.len() as u64;
+    }
+
+    /// Ends a region: deregisters its MR, or gives its part of the bounce arena back. The key is dead afterwards.
+    ///
+    /// # Errors
+    /// The device's; then nothing changed and the key counts as it did.
+    pub(crate) fn end_region(&mut self, region: RegionId) -> Result<(), DeviceError> {
+        let Some(r) = self.keys.get(region) else { return Ok(()) };
+        let (kind, exposure) = (r.kind, r.exposure);
+        let rule = match kind {
+            RegionKind::Fast { mr, .. } | RegionKind::Ordinary { mr } => {
+                self.device.dereg_mr(mr)?;
+                self.stats.deregistrations += 1;
+                Rule::Dereg
+            }
+            RegionKind::Bounce { at, len } => {
+                if let Some(id) = exposure {
+                    self.bounce_out(id, region);
+                }
+                if let Some(arena) = &mut self.bounce {
+                    arena.free(at, len);
+                }
+                Rule::BounceReleased
+            }
+        };
+        self.closed(region, rule);
+        self.keys.remove(region);
+        Ok(())
+    }
+
+    /// A fast region that the engine ends by itself: the strategy hears that it must be rebuilt.
+    pub(crate) fn end_region_and_tell(
+        &mut self,
+        region: RegionId,
+        event: Event,
+    ) -> Result<(), DeviceError> {
+        let fast = self.keys.get(region).is_some_and(|r| matches!(r.kind, RegionKind::Fast { .. }));
+        self.end_region(region)?;
+        if fast {
+            self.events.push_back((region, event));
+        }
+        Ok(())
+    }
+
+    /// Slots of the send queue that nothing has a claim on.
+    pub(crate) fn free_slots(&self) -> usize {
+        let claimed = self.ring.outstanding() + self.staged_wrs + self.keys.inv_slots() + 1;
+        self.ring.depth().saturating_sub(claimed)
+    }
+
+    /// The local MR of a lent buffer, made anew unless the buffer carries one of this very PD.
+    pub(crate) fn local_lkey(
+        &mut self,
+        piece: &mut Piece,
+    ) -> Result<crate::types::Lkey, DeviceError> {
+        let Some(place) = piece.place.as_mut() else {
+            return Err(DeviceError::new(crate::device::Verb::RegMr, crate::device::errno::EFAULT));
+        };
+        if let Some(local) = &place.local
+            && Arc::ptr_eq(&local.owner, &self.local_queue)
+        {
+            self.stats.local_hits += 1;
+            return Ok(local.lkey);
+        }
+        let len = piece.bytes.len() as u64;
+        let MrKeys { mr, lkey, .. } =
+            self.device.reg_mr(self.pd, place.addr, len, Access::LOCAL_WRITE)?;
+        self.stats.local_registrations += 1;
+        self.local_mrs.insert(mr);
+        let owner = Arc::clone(&self.local_queue);
+        place.local = Some(LocalMr { mr, lkey, owner, memory: piece.bytes.lifetime() });
+        Ok(lkey)
+    }
+
+    /// Deregisters MRs of buffers that are gone, at most `budget` of them.
+    pub(crate) fn drain_local_queue(&mut self, budget: usize) {
+        for _ in 0..budget {
+            let Some((mr, memory)) = self.local_queue.pop() else { return };
+            match self.device.dereg_mr(mr) {
+                Ok(()) => {
+                    self.local_mrs.remove(&mr);
+                }
+                Err(e) => {
+                    tracing::error!(error = %e, "a local MR stays registered; its memory is kept");
+                    std::mem::forget(memory);
+                }
+            }
+        }
+    }
+
+    /// Ends a read or write whose WRs are all retired: its buffers are nobody else's any more.
+    pub(crate) fn finish_local(&mut self, id: LocalId) {
+        let Some(op) = self.slots.locals.get_mut(id) else { return };
+        let pieces = std::mem::take(&mut op.pieces);
+        let mut back = std::mem::take(&mut op.back);
+        for piece in pieces {
+            self.give_back(piece, Fenced::mint(), &mut back);
+        }
+        let Some(op) = self.slots.locals.get_mut(id) else { return };
+        op.back = back;
+        op.done = true;
+        if op.flag.is_abandoned() {
+            self.slots.free_local(id);
+        }
+    }
+}
+
+/// The parts of `pieces` that the payload bytes `range` lie in: index of the piece, and bytes of its buffer.
+pub(crate) fn spans(
+    pieces: &[Piece],
+    range: Range<u64>,
+) -> impl Iterator<Item = (usize, Range<usize>)> + '_ {
+    let mut start = 0u64;
+    pieces.iter().enumerate().filter_map(move |(i, p)| {
+        let end = start + p.range.len() as u64;
+        let from = range.start.max(start);
+        let to = range.end.min(end);
+        let hit = (from < to).then(|| {
+            let at = p.range.start + (from - start) as usize;
+            (i, at..at + (to - from) as usize)
+        });
+        start = end;
+        hit
+    })
+}

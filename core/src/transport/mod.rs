@@ -1,6 +1,156 @@
 //! One connection: expose, send, revoke, reclaim; read and write; drain and recover.
+//!
+//! A [`Transport`] is driven by its owner: nothing happens unless [`poll`](Transport::poll) is called. It is `Send`,
+//! and no lock is shared between two of them (the software device's fabric apart).
+//!
+//! - [`connect`]: open, connect, disconnect, reconnect, close
+//! - [`expose`]: expose, revoke, cancel, reclaim
+//! - [`exchange`]: messages both ways, with and without invalidation
+//! - [`local`]: read and write of a remote segment
+//! - [`complete`]: poll, and where each WC goes
+//! - [`drain`]: poison, drain, destroy every key
+//! - [`error`]: what can go wrong, and what to do
 
-/// Placeholder until the transport lands.
-pub struct Transport(());
-/// Placeholder until the transport lands.
-pub struct Exposed(());
+mod complete;
+mod connect;
+mod drain;
+pub mod error;
+mod exchange;
+mod expose;
+mod local;
+
+pub use crate::engine::exposure::{Buffers, Exposed, ExposureState, LocalOp, RemoteAccess};
+pub use crate::engine::ledger::{Ledger, LedgerEntry, LedgerEvent, Rule};
+pub use crate::engine::stats::Stats;
+pub use complete::Progress;
+pub use connect::OpenOptions;
+pub use exchange::{Received, Reply, ReplyToken};
+pub use expose::NoReply;
+pub use local::LocalDone;
+
+use crate::device::{Caps, Device, Endpoint};
+use crate::engine::Engine;
+use crate::memreg::{MemReg, WrBatch};
+use crate::sizing::Limits;
+use crate::types::{Epoch, Tick};
+use error::DownCause;
+use exchange::Messages;
+
+/// Where a transport stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum State {
+    /// It has a QP with an address, and no peer yet.
+    Ready,
+    /// Connected.
+    Up,
+    /// Going down: waits for the QP's last completion.
+    Draining,
+    /// Down: no WR is outstanding and every key that could be destroyed is.
+    Down(DownCause),
+}
+
+/// One connection with one strategy on one device.
+///
+/// # Shape
+/// Ready → Up → Draining → Down → (reconnect) Ready. Buffers move in with `expose`, `read` and `write`, and out with
+/// `reclaim` and `take`. Dropping it destroys the QP and every key; what cannot be proven dead is leaked and logged.
+/// # Ordering
+/// WRs run in the order of the calls that post them: `flush`, `send`, `revoke`, `read`, `write`.
+pub struct Transport<D: Device, S: MemReg> {
+    eng: Engine<D>,
+    strategy: S,
+    messages: Messages,
+    state: State,
+    peer: Option<Endpoint>,
+    batch: WrBatch,
+    /// While draining: when to stop waiting for the sentinel.
+    drain_until: Option<Tick>,
+    /// While draining: why.
+    cause: Option<DownCause>,
+    sentinel_seen: bool,
+    drain_limit_ns: u64,
+    wcs: Vec<crate::device::Wc>,
+}
+
+impl<D: Device, S: MemReg> Transport<D, S> {
+    /// Where it stands.
+    #[must_use]
+    pub fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// The sizes that the strategy was opened with.
+    #[must_use]
+    pub fn limits(&self) -> &Limits {
+        &self.eng.limits
+    }
+
+    /// The strategy's name.
+    #[must_use]
+    pub fn strategy_name(&self) -> &'static str {
+        self.strategy.name()
+    }
+
+    /// The strategy, to look at its own counters.
+    #[must_use]
+    pub fn strategy(&self) -> &S {
+        &self.strategy
+    }
+
+    /// The device.
+    #[must_use]
+    pub fn device(&self) -> &D {
+        &self.eng.device
+    }
+
+    /// The device's attributes as they were at open.
+    #[must_use]
+    pub fn caps(&self) -> &Caps {
+        &self.eng.caps
+    }
+
+    /// Counters.
+    #[must_use]
+    pub fn stats(&self) -> &Stats {
+        &self.eng.stats
+    }
+
+    /// Every grant and end of a key, as far back as it is kept.
+    #[must_use]
+    pub fn ledger(&self) -> &Ledger {
+        &self.eng.keys.ledger
+    }
+
+    /// The epoch of this connection, which its segments carry.
+    #[must_use]
+    pub fn epoch(&self) -> Epoch {
+        self.eng.epoch
+    }
+
+    /// WRs outstanding on the send queue, and slots of the queue.
+    #[must_use]
+    pub fn send_queue(&self) -> (usize, usize) {
+        (self.eng.ring.outstanding(), self.eng.ring.depth())
+    }
+
+    /// Delivers what the strategy has not heard; a strategy that gives up costs the connection.
+    fn deliver(&mut self) {
+        while let Some((region, event)) = self.eng.events.pop_front() {
+            if let Err(p) = self.strategy.on_event(region, event) {
+                self.poison(DownCause::Strategy(p));
+            }
+        }
+    }
+}
+
+impl<D: Device, S: MemReg> std::fmt::Debug for Transport<D, S> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Transport")
+            .field("device", &self.eng.device.name())
+            .field("strategy", &self.strategy.name())
+            .field("state", &self.state)
+            .field("epoch", &self.eng.epoch)
+            .finish_non_exhaustive()
+    }
+}

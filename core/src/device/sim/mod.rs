@@ -78,7 +78,7 @@ impl Device for SimDevice {
     fn poll_cq(&self, cq: CqId, max: usize, out: &mut Vec<Wc>) -> Result<usize, DeviceError> {
         unimplemented!()
     }
-    fn next_event(&self) -> Option<AsyncEvent> {
+    fn next_event(&self, qp: QpId) -> Option<AsyncEvent> {
         unimplemented!()
     }
     fn step(&self) -> bool {

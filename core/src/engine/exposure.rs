@@ -1,0 +1,352 @@
+//! The slots that hold buffers while something may reach them, and the handles that name the slots.
+
+use crate::device::WcError;
+use crate::mem::{DmaBuf, ExposedBytes, Placement};
+use crate::memreg::RegionId;
+use crate::types::{DmaAddr, Grant, Rkey, Segment, TransportId};
+use slotmap::{SlotMap, new_key_type};
+use smallvec::SmallVec;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+new_key_type! {
+    /// Slot of an exposure.
+    pub(crate) struct ExposureId;
+    /// Slot of a read or write.
+    pub(crate) struct LocalId;
+}
+
+/// Buffers with the part of each that counts, in order. Up to four need no allocation.
+///
+/// A whole buffer: `buf.into()`; a part: `(buf, range).into()`; several: [`push`](Buffers::push) or `collect()`.
+#[derive(Debug, Default)]
+pub struct Buffers(pub(crate) SmallVec<[(DmaBuf, Range<usize>); 4]>);
+
+impl Buffers {
+    /// No buffer yet.
+    #[must_use]
+    pub fn new() -> Buffers {
+        Buffers::default()
+    }
+
+    /// Appends a part of a buffer.
+    pub fn push(&mut self, buf: DmaBuf, range: Range<usize>) {
+        self.0.push((buf, range));
+    }
+
+    /// How many parts.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    /// The first buffer; for those who gave one.
+    #[must_use]
+    pub fn into_first(self) -> Option<DmaBuf> {
+        self.0.into_iter().next().map(|(buf, _)| buf)
+    }
+
+    /// The buffers and their ranges, to look at.
+    pub fn iter(&self) -> impl Iterator<Item = &(DmaBuf, Range<usize>)> {
+        self.0.iter()
+    }
+}
+
+impl From<DmaBuf> for Buffers {
+    fn from(buf: DmaBuf) -> Buffers {
+        let range = 0..buf.len();
+        (buf, range).into()
+    }
+}
+
+impl From<(DmaBuf, Range<usize>)> for Buffers {
+    fn from(part: (DmaBuf, Range<usize>)) -> Buffers {
+        let mut v = SmallVec::new();
+        v.push(part);
+        Buffers(v)
+    }
+}
+
+impl FromIterator<(DmaBuf, Range<usize>)> for Buffers {
+    fn from_iter<I: IntoIterator<Item = (DmaBuf, Range<usize>)>>(iter: I) -> Buffers {
+        Buffers(iter.into_iter().collect())
+    }
+}
+
+impl IntoIterator for Buffers {
+    type Item = (DmaBuf, Range<usize>);
+    type IntoIter = smallvec::IntoIter<[(DmaBuf, Range<usize>); 4]>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.into_iter()
+    }
+}
+
+/// One buffer inside a slot.
+#[derive(Debug)]
+pub(crate) struct Piece {
+    pub(crate) bytes: ExposedBytes,
+    pub(crate) place: Option<Box<Placement>>,
+    /// Where the device sees it, while it is lent.
+    pub(crate) mapped: Option<DmaAddr>,
+    pub(crate) range: Range<usize>,
+}
+
+/// What a handle and its slot share; slots recycle it.
+#[derive(Debug)]
+pub(crate) struct SlotFlag {
+    abandoned: AtomicBool,
+    /// Counts abandoned handles of the transport, so that `poll` looks only when there are any.
+    bell: Arc<AtomicUsize>,
+}
+
+impl SlotFlag {
+    pub(crate) fn new(bell: &Arc<AtomicUsize>) -> Arc<SlotFlag> {
+        Arc::new(SlotFlag { abandoned: AtomicBool::new(false), bell: Arc::clone(bell) })
+    }
+
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.abandoned.load(Ordering::Acquire)
+    }
+
+    fn abandon(&self) {
+        self.abandoned.store(true, Ordering::Release);
+        self.bell.fetch_add(1, Ordering::Release);
+    }
+}
+
+/// Bytes that a peer may reach. Holds no memory: the transport does.
+///
+/// # Shape
+/// Dropped, it abandons the exposure: `poll` takes the access back and then frees the memory. Forgotten
+/// (`mem::forget`), the bytes stay with the transport until it is closed.
+#[derive(Debug)]
+pub struct Exposed {
+    pub(crate) transport: TransportId,
+    pub(crate) id: ExposureId,
+    pub(crate) flag: Option<Arc<SlotFlag>>,
+}
+
+impl Exposed {
+    /// Lets the handle go without abandoning anything.
+    pub(crate) fn disarm(mut self) -> Option<Arc<SlotFlag>> {
+        self.flag.take()
+    }
+}
+
+impl Drop for Exposed {
+    fn drop(&mut self) {
+        if let Some(flag) = self.flag.take() {
+            flag.abandon();
+        }
+    }
+}
+
+/// A read or write in flight; the transport holds its buffers.
+///
+/// # Shape
+/// Dropped, the buffers are freed once the operation has ended.
+#[derive(Debug)]
+pub struct LocalOp {
+    pub(crate) transport: TransportId,
+    pub(crate) id: LocalId,
+    pub(crate) flag: Option<Arc<SlotFlag>>,
+}
+
+impl LocalOp {
+    pub(crate) fn disarm(mut self) -> Option<Arc<SlotFlag>> {
+        self.flag.take()
+    }
+}
+
+impl Drop for LocalOp {
+    fn drop(&mut self) {
+        if let Some(flag) = self.flag.take() {
+            flag.abandon();
+        }
+    }
+}
+
+/// Where an exposure stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ExposureState {
+    /// Keys are chosen; the device has not seen them.
+    Staged,
+    /// The peer may reach the bytes.
+    Exposed,
+    /// Taking the access back has started.
+    Revoking,
+    /// No key reaches the bytes; `reclaim` returns them.
+    Fenced,
+    /// No key reaches the bytes, but the device did not give its mapping back: they are kept and counted.
+    Held,
+}
+
+/// One part of an exposure, as the peer is told of it.
+#[derive(Clone, Debug)]
+pub(crate) struct Part {
+    pub(crate) region: RegionId,
+    pub(crate) bytes: Range<u64>,
+}
+
+/// Body of an exposure; recycled.
+#[derive(Debug)]
+pub(crate) struct Exposure {
+    pub(crate) state: ExposureState,
+    pub(crate) grant: Grant,
+    pub(crate) pieces: SmallVec<[Piece; 4]>,
+    pub(crate) parts: Vec<Part>,
+    pub(crate) segments: Vec<Segment>,
+    /// Regions whose key is staged or not proven dead.
+    pub(crate) open: usize,
+    /// WRs that are staged for it.
+    pub(crate) staged: usize,
+    /// Set by `send`: messages received when a message went out whose reply may invalidate a key of this one.
+    pub(crate) reply_after: Option<u64>,
+    /// The bytes, once fenced.
+    pub(crate) back: Buffers,
+    pub(crate) flag: Arc<SlotFlag>,
+}
+
+/// What a read or write was, for its error.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RemoteAccess {
+    /// True for RDMA WRITE, false for RDMA READ.
+    pub write: bool,
+    /// First remote byte, as the peer's segment names it.
+    pub remote_addr: u64,
+    /// Bytes.
+    pub len: u64,
+    /// The peer's key.
+    pub rkey: Rkey,
+}
+
+/// Body of a read or write.
+#[derive(Debug)]
+pub(crate) struct Local {
+    pub(crate) pieces: SmallVec<[Piece; 4]>,
+    pub(crate) what: RemoteAccess,
+    /// WRs not yet retired.
+    pub(crate) open: usize,
+    pub(crate) failed: Option<WcError>,
+    pub(crate) done: bool,
+    pub(crate) back: Buffers,
+    pub(crate) flag: Arc<SlotFlag>,
+}
+
+/// The slots of both kinds, with bodies that recycle.
+#[derive(Debug)]
+pub(crate) struct Slots {
+    pub(crate) exposures: SlotMap<ExposureId, Box<Exposure>>,
+    pub(crate) locals: SlotMap<LocalId, Box<Local>>,
+    // Boxes, so that a body moves into its slot as one pointer.
+    #[allow(clippy::vec_box)]
+    spare_exposures: Vec<Box<Exposure>>,
+    #[allow(clippy::vec_box)]
+    spare_locals: Vec<Box<Local>>,
+    pub(crate) bell: Arc<AtomicUsize>,
+}
+
+/// Spare bodies kept of each kind; more are freed.
+const SPARE: usize = 256;
+
+impl Slots {
+    pub(crate) fn new() -> Slots {
+        Slots {
+            exposures: SlotMap::with_key(),
+            locals: SlotMap::with_key(),
+            spare_exposures: vec![],
+            spare_locals: vec![],
+            bell: Arc::new(AtomicUsize::new(0)),
+        }
+    }
+
+    /// A slot for a new exposure, without bytes yet.
+    pub(crate) fn new_exposure(&mut self, grant: Grant) -> (ExposureId, Arc<SlotFlag>) {
+        let mut body = self.spare_exposures.pop().unwrap_or_else(|| {
+            Box::new(Exposure {
+                state: ExposureState::Staged,
+                grant,
+                pieces: SmallVec::new(),
+                parts: Vec::with_capacity(crate::memreg::MAX_REGIONS),
+                segments: Vec::with_capacity(crate::memreg::MAX_REGIONS),
+                open: 0,
+                staged: 0,
+                reply_after: None,
+                back: Buffers::new(),
+                flag: SlotFlag::new(&self.bell),
+            })
+        });
+        body.state = ExposureState::Staged;
+        body.grant = grant;
+        body.reply_after = None;
+        let flag = fresh_flag(&mut body.flag, &self.bell);
+        (self.exposures.insert(body), flag)
+    }
+
+    /// Frees a slot; what is still inside is dropped.
+    pub(crate) fn free_exposure(&mut self, id: ExposureId) {
+        if let Some(mut body) = self.exposures.remove(id) {
+            body.pieces.clear();
+            body.parts.clear();
+            body.segments.clear();
+            body.back.0.clear();
+            (body.open, body.staged) = (0, 0);
+            if self.spare_exposures.len() < SPARE {
+                self.spare_exposures.push(body);
+            }
+        }
+    }
+
+    /// A slot for a read or write, without bytes yet.
+    pub(crate) fn new_local(&mut self, what: RemoteAccess) -> (LocalId, Arc<SlotFlag>) {
+        let mut body = self.spare_locals.pop().unwrap_or_else(|| {
+            Box::new(Local {
+                pieces: SmallVec::new(),
+                what,
+                open: 0,
+                failed: None,
+                done: false,
+                back: Buffers::new(),
+                flag: SlotFlag::new(&self.bell),
+            })
+        });
+        body.what = what;
+        (body.open, body.failed, body.done) = (0, None, false);
+        let flag = fresh_flag(&mut body.flag, &self.bell);
+        (self.locals.insert(body), flag)
+    }
+
+    /// Frees a slot; what is still inside is dropped.
+    pub(crate) fn free_local(&mut self, id: LocalId) {
+        if let Some(mut body) = self.locals.remove(id) {
+            body.pieces.clear();
+            body.back.0.clear();
+            if self.spare_locals.len() < SPARE {
+                self.spare_locals.push(body);
+            }
+        }
+    }
+
+    /// Whether any handle was dropped since the last call.
+    pub(crate) fn bell_rang(&self) -> bool {
+        self.bell.load(Ordering::Relaxed) != 0 && self.bell.swap(0, Ordering::Acquire) != 0
+    }
+}
+
+/// Recycles a flag, or replaces it if a forgotten handle still holds it.
+fn fresh_flag(flag: &mut Arc<SlotFlag>, bell: &Arc<AtomicUsize>) -> Arc<SlotFlag> {
+    match Arc::get_mut(flag) {
+        Some(f) => *f.abandoned.get_mut() = false,
+        None => *flag = SlotFlag::new(bell),
+    }
+    Arc::clone(flag)
+}
+
+impl Exposure {
+    /// Total bytes of all parts.
+    pub(crate) fn len(&self) -> u64 {
+        self.pieces.iter().map(|p| p.range.len() as u64).sum()
+    }
+}

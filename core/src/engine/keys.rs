@@ -1,0 +1,284 @@
+//! Which keys are live. The only place where a key's state changes, and where the ledger is written.
+
+use crate::device::{FastMrKind, MrKeys};
+use crate::engine::exposure::ExposureId;
+use crate::engine::ledger::{Ledger, LedgerEvent, Rule};
+use crate::memreg::RegionId;
+use crate::types::{MrId, Rkey, Tick, WrId};
+use slotmap::SlotMap;
+use std::collections::BTreeMap;
+
+/// What a region is made of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum RegionKind {
+    /// An MR for REG_MR.
+    Fast { mr: MrId, depth: u32, kind: FastMrKind },
+    /// An ordinary MR with remote rights, for one exposure.
+    Ordinary { mr: MrId },
+    /// A part of the bounce arena, for one exposure.
+    Bounce { at: u64, len: u64 },
+}
+
+/// What the engine knows of a region's key.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum KeyState {
+    /// Proven dead: nothing opens with it.
+    Dead,
+    /// Chosen for an exposure; the device has not seen it.
+    Staged,
+    /// Handed to the device.
+    Live,
+    /// Live, and its LOCAL_INV is on the send queue.
+    Invalidating,
+    /// A WR that changes it was flushed or failed: live until the MR is gone.
+    Unknown,
+}
+
+/// One region.
+#[derive(Clone, Debug)]
+pub(crate) struct Region {
+    pub(crate) kind: RegionKind,
+    pub(crate) rkey: Rkey,
+    pub(crate) state: KeyState,
+    /// Counts registrations, so that a late completion of an earlier one changes nothing.
+    pub(crate) turn: u32,
+    pub(crate) exposure: Option<ExposureId>,
+}
+
+impl Region {
+    /// Whether a fence of this region would take a send-queue slot.
+    fn needs_inv_slot(&self) -> bool {
+        matches!(self.kind, RegionKind::Fast { .. })
+            && matches!(self.state, KeyState::Staged | KeyState::Live)
+    }
+}
+
+/// All regions of one transport.
+#[derive(Debug)]
+pub(crate) struct KeyTable {
+    regions: SlotMap<RegionId, Region>,
+    /// Fast regions by key index, for the peer's invalidations.
+    by_index: BTreeMap<u32, RegionId>,
+    inv_slots: usize,
+    pub(crate) ledger: Ledger,
+    pub(crate) now: Tick,
+}
+
+impl KeyTable {
+    pub(crate) fn new() -> KeyTable {
+        KeyTable {
+            regions: SlotMap::with_key(),
+            by_index: BTreeMap::new(),
+            inv_slots: 0,
+            ledger: Ledger::new(),
+            now: Tick(0),
+        }
+    }
+
+    /// A region whose key is dead, ready for REG_MR.
+    pub(crate) fn add_fast(&mut self, keys: MrKeys, depth: u32, kind: FastMrKind) -> RegionId {
+        let id = self.regions.insert(Region {
+            kind: RegionKind::Fast { mr: keys.mr, depth, kind },
+            rkey: keys.rkey,
+            state: KeyState::Dead,
+            turn: 0,
+            exposure: None,
+        });
+        self.by_index.insert(keys.rkey.index(), id);
+        id
+    }
+
+    /// A region whose key was granted by a verb and is live already.
+    pub(crate) fn add_live(&mut self, kind: RegionKind, rkey: Rkey, to: ExposureId) -> RegionId {
+        let id = self.regions.insert(Region {
+            kind,
+            rkey,
+            state: KeyState::Live,
+            turn: 0,
+            exposure: Some(to),
+        });
+        self.ledger.write(self.now, id, rkey, LedgerEvent::Granted(None));
+        id
+    }
+
+    pub(crate) fn get(&self, id: RegionId) -> Option<&Region> {
+        self.regions.get(id)
+    }
+
+    pub(crate) fn ids(&self) -> impl Iterator<Item = RegionId> + '_ {
+        self.regions.keys()
+    }
+
+    /// Slots to keep free for fences that may be asked for (rule 7).
+    pub(crate) fn inv_slots(&self) -> usize {
+        self.inv_slots
+    }
+
+    /// The fast region that owns exactly this key, if it is not dead.
+    pub(crate) fn live_by_key(&self, rkey: Rkey) -> Option<RegionId> {
+        let id = *self.by_index.get(&rkey.index())?;
+        let r = self.regions.get(id)?;
+        let open = matches!(r.state, KeyState::Live | KeyState::Invalidating | KeyState::Unknown);
+        (r.rkey == rkey && open).then_some(id)
+    }
+
+    /// Dead → Staged with a new tag. `None`, and no change, for a key not proven dead (rule 2): the engine refuses
+    /// a registration on it.
+    pub(crate) fn stage(&mut self, id: RegionId, to: ExposureId) -> Option<Rkey> {
+        let r = self.regions.get_mut(id)?;
+        let fast = matches!(r.kind, RegionKind::Fast { .. });
+        if !fast || r.state != KeyState::Dead || r.exposure.is_some() {
+            return None;
+        }
+        r.rkey = r.rkey.next_tag();
+        r.turn = r.turn.wrapping_add(1);
+        r.state = KeyState::Staged;
+        r.exposure = Some(to);
+        self.inv_slots += 1;
+        Some(r.rkey)
+    }
+
+    /// Staged → Live: its WR is about to be handed to the device.
+    pub(crate) fn grant(&mut self, id: RegionId, wr: WrId) {
+        if let Some(r) = self.regions.get_mut(id) {
+            r.state = KeyState::Live;
+            self.ledger.write(self.now, id, r.rkey, LedgerEvent::Granted(Some(wr)));
+        }
+    }
+
+    /// Live → Staged: the device refused the WR and the whole chain stays staged.
+    pub(crate) fn take_back(&mut self, id: RegionId) {
+        if let Some(r) = self.regions.get_mut(id) {
+            r.state = KeyState::Staged;
+            let dead = LedgerEvent::Killed(Rule::NeverPosted);
+            self.ledger.write(self.now, id, r.rkey, dead);
+        }
+    }
+
+    /// Live → Invalidating: its LOCAL_INV is about to be handed to the device.
+    pub(crate) fn invalidating(&mut self, id: RegionId) {
+        self.change(id, |r| r.state = KeyState::Invalidating);
+    }
+
+    /// Invalidating → Live: the device refused the LOCAL_INV.
+    pub(crate) fn not_invalidating(&mut self, id: RegionId) {
+        self.change(id, |r| r.state = KeyState::Live);
+    }
+
+    /// → Unknown: a WR that changes the key was flushed or failed (rule 3).
+    pub(crate) fn unknown(&mut self, id: RegionId) {
+        self.change(id, |r| r.state = KeyState::Unknown);
+        if let Some(r) = self.regions.get(id) {
+            self.ledger.write(self.now, id, r.rkey, LedgerEvent::Unknown);
+        }
+    }
+
+    /// → Dead, by a rule; returns the exposure that it was part of.
+    pub(crate) fn kill(&mut self, id: RegionId, rule: Rule) -> Option<ExposureId> {
+        let r = self.regions.get(id)?;
+        let was_granted = r.state != KeyState::Staged && r.state != KeyState::Dead;
+        if was_granted {
+            self.ledger.write(self.now, id, r.rkey, LedgerEvent::Killed(rule));
+        }
+        let mut exposure = None;
+        self.change(id, |r| {
+            r.state = KeyState::Dead;
+            exposure = r.exposure.take();
+        });
+        exposure
+    }
+
+    /// Forgets a dead region: its MR is gone.
+    pub(crate) fn remove(&mut self, id: RegionId) {
+        if let Some(r) = self.regions.remove(id) {
+            debug_assert_eq!(r.state, KeyState::Dead);
+            if self.by_index.get(&r.rkey.index()) == Some(&id) {
+                self.by_index.remove(&r.rkey.index());
+            }
+        }
+    }
+
+    /// Changes a region and keeps the count of reserved slots true.
+    fn change(&mut self, id: RegionId, f: impl FnOnce(&mut Region)) {
+        if let Some(r) = self.regions.get_mut(id) {
+            let before = r.needs_inv_slot();
+            f(r);
+            let after = r.needs_inv_slot();
+            self.inv_slots = self.inv_slots + usize::from(after) - usize::from(before);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::Lkey;
+
+    fn table() -> (KeyTable, RegionId) {
+        let mut t = KeyTable::new();
+        let keys =
+            MrKeys { mr: MrId(1), lkey: Lkey::from_bits(0x200), rkey: Rkey::from_bits(0x1ff) };
+        let id = t.add_fast(keys, 8, FastMrKind::Pages);
+        (t, id)
+    }
+
+    const E: fn() -> ExposureId = ExposureId::default;
+
+    #[test]
+    fn rule_2_m_05_a_key_not_proven_dead_is_never_registered_again() {
+        let (mut t, id) = table();
+        assert_eq!(t.stage(id, E()).map(Rkey::to_bits), Some(0x100), "MAP-13 wraps");
+        assert_eq!(t.stage(id, E()), None, "staged");
+        t.grant(id, WrId(1));
+        assert_eq!(t.stage(id, E()), None, "live");
+        t.invalidating(id);
+        assert_eq!(t.stage(id, E()), None, "its LOCAL_INV is only queued");
+        t.unknown(id);
+        assert_eq!(t.stage(id, E()), None, "unknown");
+        assert!(t.kill(id, Rule::Dereg).is_some());
+        assert!(t.stage(id, E()).is_some());
+    }
+
+    #[test]
+    fn rule_7_slots_are_reserved_from_staging_to_the_invalidation() {
+        let (mut t, id) = table();
+        assert_eq!(t.inv_slots(), 0);
+        t.stage(id, E());
+        assert_eq!(t.inv_slots(), 1);
+        t.grant(id, WrId(1));
+        assert_eq!(t.inv_slots(), 1);
+        t.invalidating(id);
+        assert_eq!(t.inv_slots(), 0);
+        t.not_invalidating(id);
+        assert_eq!(t.inv_slots(), 1);
+        t.kill(id, Rule::RemoteInv);
+        assert_eq!(t.inv_slots(), 0);
+    }
+
+    #[test]
+    fn h_66_only_the_exact_live_key_is_found() {
+        let (mut t, id) = table();
+        let first = t.stage(id, E()).unwrap();
+        assert_eq!(t.live_by_key(first), None, "staged only");
+        t.grant(id, WrId(1));
+        assert_eq!(t.live_by_key(first), Some(id));
+        assert_eq!(t.live_by_key(first.next_tag()), None);
+        t.kill(id, Rule::RemoteInv);
+        assert_eq!(t.live_by_key(first), None, "already invalid");
+    }
+
+    #[test]
+    fn ledger_has_one_end_for_each_grant() {
+        let (mut t, id) = table();
+        t.stage(id, E());
+        t.kill(id, Rule::NeverPosted);
+        assert_eq!(t.ledger.iter().count(), 0, "the device never saw it");
+        t.stage(id, E());
+        t.grant(id, WrId(7));
+        t.unknown(id);
+        t.kill(id, Rule::Dereg);
+        let events: Vec<_> = t.ledger.iter().map(|l| l.event).collect();
+        let granted = LedgerEvent::Granted(Some(WrId(7)));
+        assert_eq!(events, [granted, LedgerEvent::Unknown, LedgerEvent::Killed(Rule::Dereg)]);
+    }
+}

@@ -1,0 +1,355 @@
+//! From wishes to WRs: checks a batch, stages it, builds the chain, and takes back what was not posted.
+
+use super::exposure::{ExposureId, ExposureState, LocalId, Part};
+use super::keys::{KeyState, RegionKind};
+use super::ledger::Rule;
+use super::ring::RingOp;
+use super::{Engine, spans};
+use crate::device::{
+    Device, DeviceErrorKind, FastMrKind, PageEntry, Payload, PostError, Wr, WrChain, WrOp,
+};
+use crate::memreg::{Event, MAX_REGIONS, RegionId, SegList, SegShape, Wish, WrBatch};
+use crate::types::{DmaAddr, Rkey, Segment, WrId};
+use smallvec::SmallVec;
+use std::ops::Range;
+
+/// How a post ended that did not take every WR.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum PostFailure {
+    /// The device took nothing for lack of slots; the chain is undone and its registrations are staged again.
+    Full(PostError),
+    /// Anything else: the connection cannot be trusted with more.
+    Broken(PostError),
+}
+
+impl<D: Device> Engine<D> {
+    /// The shapes of an exposure's pieces, in the engine's scratch list.
+    pub(crate) fn take_shapes(&mut self, id: ExposureId) -> Vec<SegShape> {
+        let mut shapes = std::mem::take(&mut self.shapes);
+        shapes.clear();
+        let page = u64::from(self.caps.page_size);
+        if let Some(e) = self.slots.exposures.get(id) {
+            shapes.extend(e.pieces.iter().map(|p| {
+                // A bounced piece is copied to the start of a page.
+                let addr = p.mapped.map_or(0, |a| a.0 + p.range.start as u64);
+                SegShape { page_offset: (addr % page) as u32, len: p.range.len() as u64 }
+            }));
+        }
+        shapes
+    }
+
+    /// Checks that the batch and the regions granted in `map` cover the exposure exactly once and in order, and
+    /// stages the registrations.
+    ///
+    /// # Errors
+    /// What the strategy did wrong. Call [`undo_map`](Engine::undo_map) then.
+    pub(crate) fn stage_batch(
+        &mut self,
+        id: ExposureId,
+        segs: &SegList<'_>,
+        batch: &WrBatch,
+    ) -> Result<(), &'static str> {
+        for wish in batch.wishes() {
+            let Wish::Register(region, bytes) = wish else {
+                return Err("strategy wished for an invalidation in map");
+            };
+            self.check_wish(segs, *region, bytes)?;
+            if self.keys.stage(*region, id).is_none() {
+                return Err("strategy wished to register a region whose key is not proven dead");
+            }
+            let Some(e) = self.slots.exposures.get_mut(id) else { return Err("no exposure") };
+            e.parts.push(Part { region: *region, bytes: bytes.clone() });
+            e.open += 1;
+            e.staged += 1;
+            self.staged_wrs += 1;
+        }
+        let Some(e) = self.slots.exposures.get_mut(id) else { return Err("no exposure") };
+        e.parts.sort_unstable_by_key(|p| p.bytes.start);
+        let mut at = 0;
+        for p in &e.parts {
+            if p.bytes.start != at {
+                return Err("strategy did not cover the bytes exactly once");
+            }
+            at = p.bytes.end;
+        }
+        if at != segs.total() || e.parts.len() > MAX_REGIONS {
+            return Err("strategy did not cover the bytes exactly once");
+        }
+        self.fill_segments(id);
+        Ok(())
+    }
+
+    fn check_wish(
+        &self,
+        segs: &SegList<'_>,
+        region: RegionId,
+        bytes: &Range<u64>,
+    ) -> Result<(), &'static str> {
+        let Some(r) = self.keys.get(region) else { return Err("strategy named an unknown region") };
+        let RegionKind::Fast { depth, kind, .. } = r.kind else {
+            return Err("strategy wished to register a region that takes no page list");
+        };
+        if bytes.start >= bytes.end || bytes.end > segs.total() {
+            return Err("strategy named bytes outside the exposure");
+        }
+        let run = segs.run(bytes.start, depth, kind == FastMrKind::Gaps);
+        if run.bytes < bytes.end - bytes.start {
+            return Err("strategy asked one region for more than it can describe");
+        }
+        Ok(())
+    }
+
+    /// What the peer is to be told, in payload order.
+    fn fill_segments(&mut self, id: ExposureId) {
+        let epoch = self.epoch;
+        let arena = self.bounce.as_ref().map_or(0, |a| a.addr.0);
+        let keys = &self.keys;
+        let Some(e) = self.slots.exposures.get_mut(id) else { return };
+        let (pieces, grant, segments) = (&e.pieces, e.grant, &mut e.segments);
+        segments.clear();
+        for part in &e.parts {
+            let Some(r) = keys.get(part.region) else { continue };
+            let addr = match r.kind {
+                RegionKind::Bounce { at, .. } => arena + at,
+                _ => spans(pieces, part.bytes.clone())
+                    .next()
+                    .and_then(|(i, s)| pieces[i].mapped.map(|a| a.0 + s.start as u64))
+                    .unwrap_or(0),
+            };
+            let len = part.bytes.end - part.bytes.start;
+            segments.push(Segment { rkey: r.rkey, addr, len, grant, epoch });
+        }
+    }
+
+    /// Ends every region of a failed `map`: named ones go back to the strategy, granted ones are ended.
+    pub(crate) fn undo_map(&mut self, id: ExposureId, batch: &WrBatch) {
+        self.unstage(id);
+        for wish in batch.wishes() {
+            // Named and refused before it was staged: the strategy must hear of it all the same.
+            if let Wish::Register(region, _) = wish
+                && self.keys.get(*region).is_some_and(|r| r.exposure.is_none())
+                && !self.events.contains(&(*region, Event::NeverPosted))
+            {
+                self.events.push_back((*region, Event::NeverPosted));
+            }
+        }
+        let parts = self.part_regions(id);
+        for region in parts {
+            if let Err(e) = self.end_region(region) {
+                tracing::error!(error = %e, "a region of a failed map stays; its bytes are kept");
+            }
+        }
+    }
+
+    /// The regions that still belong to an exposure, without an allocation. A region that died may already serve
+    /// another one.
+    pub(crate) fn part_regions(&self, id: ExposureId) -> SmallVec<[RegionId; MAX_REGIONS]> {
+        let Some(e) = self.slots.exposures.get(id) else { return SmallVec::new() };
+        let mine = |r: &RegionId| self.keys.get(*r).is_some_and(|r| r.exposure == Some(id));
+        e.parts.iter().map(|p| p.region).filter(mine).collect()
+    }
+
+    /// Takes the staged registrations of an exposure back; the device never saw them.
+    pub(crate) fn unstage(&mut self, id: ExposureId) {
+        let Some(e) = self.slots.exposures.get_mut(id) else { return };
+        self.staged_wrs -= std::mem::take(&mut e.staged);
+        self.staged.retain(|&s| s != id);
+        for region in self.part_regions(id) {
+            if self.keys.get(region).is_some_and(|r| r.state == KeyState::Staged) {
+                self.closed(region, Rule::NeverPosted);
+                self.events.push_back((region, Event::NeverPosted));
+            }
+        }
+    }
+
+    /// Puts the staged registrations of all exposures into the (empty) chain, in the order of `expose`.
+    pub(crate) fn chain_staged(&mut self) {
+        for k in 0..self.staged.len() {
+            let id = self.staged[k];
+            let Some(e) = self.slots.exposures.get(id) else { continue };
+            for (part, seg) in e.parts.iter().zip(&e.segments) {
+                let Some(r) = self.keys.get(part.region) else { continue };
+                let RegionKind::Fast { mr, .. } = r.kind else { continue };
+                if r.state != KeyState::Staged || r.exposure != Some(id) {
+                    continue;
+                }
+                let page = u64::from(self.caps.page_size);
+                let runs = spans(&e.pieces, part.bytes.clone()).flat_map(|(i, s)| {
+                    let base = e.pieces[i].mapped.map_or(0, |a| a.0);
+                    page_entries(base + s.start as u64, s.len() as u64, page)
+                });
+                let pages = self.chain.add_pages(runs);
+                let (access, iova, len) = (seg.grant.access(), seg.addr, seg.len);
+                let op = WrOp::RegMr { mr, rkey: r.rkey, access, iova, len, pages };
+                push(&mut self.chain, op);
+                self.chain_ops.push((RingOp::Reg(part.region, r.turn), false));
+            }
+        }
+    }
+
+    /// Appends a WR to the chain.
+    pub(crate) fn chain_wr(&mut self, op: WrOp, what: RingOp, signal: bool) {
+        push(&mut self.chain, op);
+        self.chain_ops.push((what, signal));
+    }
+
+    /// Appends the LOCAL_INV of a region to the chain.
+    pub(crate) fn chain_inv(&mut self, region: RegionId, last: bool) {
+        if let Some(r) = self.keys.get(region) {
+            let (rkey, turn): (Rkey, u32) = (r.rkey, r.turn);
+            self.chain_wr(WrOp::LocalInv(rkey), RingOp::Inv(region, turn), last);
+        }
+    }
+
+    /// Posts the chain with one doorbell and empties it. Keys count as live from just before (rule 1).
+    ///
+    /// # Errors
+    /// Exactly the refused WRs are taken back; see [`PostFailure`].
+    pub(crate) fn post_chain(&mut self) -> Result<(), PostFailure> {
+        let n = self.chain_ops.len();
+        let Some(qp) = self.qp else {
+            self.clear_chain();
+            return Ok(());
+        };
+        if n == 0 {
+            return Ok(());
+        }
+        let last_signal = self.must_cover(n);
+        for i in 0..n {
+            let (op, want) = self.chain_ops[i];
+            let (wr_id, signaled) = self.ring.push(op, want || (last_signal && i + 1 == n));
+            let wr = &mut self.chain.wrs_mut()[i];
+            (wr.wr_id, wr.signaled) = (wr_id, signaled);
+            match op {
+                RingOp::Reg(region, _) => self.keys.grant(region, wr_id),
+                RingOp::Inv(region, _) => self.keys.invalidating(region),
+                _ => {}
+            }
+        }
+        let out = self.ring.outstanding() as u64;
+        self.stats.outstanding_max = self.stats.outstanding_max.max(out);
+        let result = self.device.post_send(qp, &self.chain);
+        let posted = match &result {
+            Ok(()) => n,
+            Err(e) => e.posted.min(n),
+        };
+        self.count_posted(posted);
+        for _ in posted..n {
+            self.take_back_one();
+        }
+        self.settle_staged();
+        self.clear_chain();
+        match result {
+            Ok(()) => Ok(()),
+            Err(e) if posted == 0 && e.cause.kind() == DeviceErrorKind::QueueFull => {
+                Err(PostFailure::Full(e))
+            }
+            Err(e) => Err(PostFailure::Broken(e)),
+        }
+    }
+
+    /// Whether the last of `n` more WRs must be signaled: if a full-size operation would no longer fit behind it,
+    /// slots must come back without anyone posting anything (so that remote invalidation alone cannot stall).
+    fn must_cover(&self, n: usize) -> bool {
+        let claimed = self.ring.outstanding() + n + self.keys.inv_slots() + 1;
+        let free = self.ring.depth().saturating_sub(claimed);
+        free < self.limits.wr_per_request as usize
+    }
+
+    fn count_posted(&mut self, posted: usize) {
+        self.stats.posts += 1;
+        self.stats.wrs += posted as u64;
+        for (wr, (op, _)) in self.chain.wrs().iter().zip(&self.chain_ops).take(posted) {
+            self.stats.wrs_signaled += u64::from(wr.signaled);
+            match op {
+                RingOp::Reg(..) => self.stats.registrations += 1,
+                RingOp::Inv(..) => self.stats.invalidations += 1,
+                _ => {}
+            }
+        }
+    }
+
+    /// Undoes the newest ring entry, which the device refused.
+    fn take_back_one(&mut self) {
+        match self.ring.take_back() {
+            Some(RingOp::Reg(region, _)) => self.keys.take_back(region),
+            Some(RingOp::Inv(region, _)) => self.keys.not_invalidating(region),
+            Some(RingOp::Send(Some(slot))) => self.send_slots.push(slot),
+            Some(RingOp::Local(id, _)) => self.local_refused(id),
+            Some(RingOp::Send(None) | RingOp::Sentinel) | None => {}
+        }
+    }
+
+    fn local_refused(&mut self, id: LocalId) {
+        if let Some(op) = self.slots.locals.get_mut(id) {
+            op.open -= 1;
+        }
+    }
+
+    /// After a post: exposures whose registrations are all out are exposed; the others stay staged.
+    fn settle_staged(&mut self) {
+        let mut k = 0;
+        while k < self.staged.len() {
+            let id = self.staged[k];
+            let left = self
+                .part_regions(id)
+                .into_iter()
+                .filter(|&r| self.keys.get(r).is_some_and(|r| r.state == KeyState::Staged))
+                .count();
+            let Some(e) = self.slots.exposures.get_mut(id) else {
+                self.staged.remove(k);
+                continue;
+            };
+            self.staged_wrs = self.staged_wrs - e.staged + left;
+            e.staged = left;
+            if left == 0 {
+                if e.state == ExposureState::Staged {
+                    e.state = ExposureState::Exposed;
+                }
+                self.staged.remove(k);
+            } else {
+                k += 1;
+            }
+        }
+    }
+
+    fn clear_chain(&mut self) {
+        self.chain.clear();
+        self.chain_ops.clear();
+    }
+}
+
+fn push(chain: &mut WrChain, op: WrOp) {
+    chain.push(Wr { wr_id: WrId(0), signaled: false, op });
+}
+
+/// The page-list entries of a run of bytes.
+fn page_entries(addr: u64, len: u64, page: u64) -> impl Iterator<Item = PageEntry> {
+    let mut at = addr;
+    let end = addr + len;
+    std::iter::from_fn(move || {
+        (at < end).then(|| {
+            let next = (at - at % page + page).min(end);
+            let entry = PageEntry { addr: DmaAddr(at), len: (next - at) as u32 };
+            at = next;
+            entry
+        })
+    })
+}
+
+/// An empty message, for WRs that only mark a place.
+pub(crate) fn empty_payload(chain: &mut WrChain) -> Payload {
+    Payload::Inline(chain.add_inline(&[]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn page_entries_cut_at_page_boundaries() {
+        let v: Vec<_> = page_entries(4096 + 512, 8192, 4096).map(|p| (p.addr.0, p.len)).collect();
+        assert_eq!(v, [(4608, 3584), (8192, 4096), (12288, 512)]);
+        assert_eq!(page_entries(0, 4096, 4096).count(), 1);
+    }
+}

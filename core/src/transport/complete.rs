@@ -1,0 +1,213 @@
+//! Poll: where each completion goes.
+
+use super::error::DownCause;
+use super::{State, Transport};
+use crate::device::{AsyncEvent, Device, DeviceError, Wc, WcError, WcSuccess};
+use crate::engine::exposure::LocalId;
+use crate::engine::ledger::Rule;
+use crate::engine::ring::{Cookie, RingOp, decode};
+use crate::error::Bug;
+use crate::memreg::{Event, MemReg, RegionId};
+use crate::types::{Rkey, Tick};
+
+/// What one `poll` did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Progress {
+    /// WCs taken.
+    pub wcs: usize,
+    /// Exposures that became fenced.
+    pub fenced: u64,
+    /// Messages that wait for `recv`.
+    pub messages: usize,
+}
+
+impl Progress {
+    /// Whether anything happened.
+    #[must_use]
+    pub fn any(&self) -> bool {
+        self.wcs > 0 || self.fenced > 0
+    }
+}
+
+/// WCs asked of the CQ at once.
+const BATCH: usize = 64;
+
+impl<D: Device, S: MemReg> Transport<D, S> {
+    /// Takes completions and events, fences what they prove dead, and moves a drain on.
+    ///
+    /// # Ordering
+    /// `now` must not go back; a smaller one counts as the latest. Only drains depend on it.
+    /// # Errors
+    /// The CQ itself could not be polled. The connection goes down; keep polling until it is [`State::Down`].
+    /// # Cost
+    /// No system call on the fast path, no allocation.
+    pub fn poll(&mut self, now: Tick) -> Result<Progress, DeviceError> {
+        self.eng.keys.now = self.eng.keys.now.max(now);
+        let fences = self.eng.stats.fences;
+        self.take_events();
+        let polled = self.take_completions();
+        self.deliver();
+        self.sweep_abandoned();
+        self.eng.drain_local_queue(BATCH);
+        self.drive_drain();
+        self.deliver();
+        if let Err(e) = polled {
+            self.poison(DownCause::Device(e));
+            self.deliver();
+        }
+        Ok(Progress {
+            wcs: polled?,
+            fenced: self.eng.stats.fences - fences,
+            messages: self.messages_waiting(),
+        })
+    }
+
+    fn take_events(&mut self) {
+        while let Some(qp) = self.eng.qp
+            && let Some(event) = self.eng.device.next_event(qp)
+        {
+            tracing::debug!(?event, "device event");
+            match event {
+                AsyncEvent::PeerGone(_) => self.poison(DownCause::PeerGone),
+                AsyncEvent::QpFatal(_) | AsyncEvent::CqOverrun(_) | AsyncEvent::DeviceFatal => {
+                    self.poison(DownCause::DeviceEvent);
+                }
+                AsyncEvent::PortDown(_) | AsyncEvent::PortUp(_) => {}
+            }
+        }
+    }
+
+    /// Polls until the CQ is empty, but never more WCs than it can hold.
+    fn take_completions(&mut self) -> Result<usize, DeviceError> {
+        let mut total = 0;
+        let most = self.eng.limits.cq_entries as usize + BATCH;
+        let mut wcs = std::mem::take(&mut self.wcs);
+        let mut result = Ok(());
+        while total < most {
+            wcs.clear();
+            match self.eng.device.poll_cq(self.eng.cq, BATCH, &mut wcs) {
+                Ok(0) => break,
+                Ok(n) => total += n,
+                Err(e) => {
+                    result = Err(e);
+                    break;
+                }
+            }
+            for wc in &wcs {
+                self.route(wc);
+            }
+        }
+        self.wcs = wcs;
+        self.eng.stats.wcs += total as u64;
+        result.map(|()| total)
+    }
+
+    fn route(&mut self, wc: &Wc) {
+        match (decode(self.eng.epoch, wc.wr_id()), wc) {
+            (Some(Cookie::Send(seq)), _) => match self.eng.ring.position(seq) {
+                Some(ahead) => self.retire(ahead, wc),
+                None => self.stale(wc),
+            },
+            (Some(Cookie::Recv(slot)), Wc::Success(s)) => self.received(slot, s),
+            (Some(Cookie::Recv(_)), Wc::Error(e)) => self.recv_failed(e),
+            (None, _) => self.stale(wc),
+        }
+        self.deliver();
+    }
+
+    /// A WC of an earlier connection, a duplicate, or one that this side never asked for: counted, never guessed.
+    fn stale(&mut self, wc: &Wc) {
+        tracing::debug!(wr_id = wc.wr_id().0, "stale completion ignored");
+        self.eng.stats.wcs_stale += 1;
+    }
+
+    /// A WC retires every earlier WR as a success, and its own as what it says (rule 2).
+    fn retire(&mut self, ahead: usize, wc: &Wc) {
+        for _ in 0..ahead {
+            if let Some(op) = self.eng.ring.retire_front() {
+                self.succeeded(op);
+            }
+        }
+        let Some(op) = self.eng.ring.retire_front() else { return };
+        match wc {
+            Wc::Success(_) => self.succeeded(op),
+            Wc::Error(e) => {
+                self.failed(op, Some(*e));
+                if op != RingOp::Sentinel {
+                    self.poison(DownCause::Wc(*e));
+                }
+            }
+        }
+    }
+
+    fn succeeded(&mut self, op: RingOp) {
+        match op {
+            RingOp::Reg(region, turn) => {
+                let current = self.eng.keys.get(region).is_some_and(|r| {
+                    r.turn == turn && r.state == crate::engine::keys::KeyState::Live
+                });
+                if current {
+                    self.eng.events.push_back((region, Event::Registered));
+                }
+            }
+            RingOp::Inv(region, turn) => self.invalidated(region, turn),
+            RingOp::Send(slot) => self.eng.send_slots.extend(slot),
+            RingOp::Local(id, _) => self.local_retired(id, None),
+            RingOp::Sentinel => self.sentinel_seen = true,
+        }
+    }
+
+    fn invalidated(&mut self, region: RegionId, turn: u32) {
+        use crate::engine::keys::KeyState;
+        let current = self
+            .eng
+            .keys
+            .get(region)
+            .is_some_and(|r| r.turn == turn && r.state == KeyState::Invalidating);
+        if current {
+            self.eng.closed(region, Rule::LocalInv);
+            self.eng.events.push_back((region, Event::Invalidated));
+        }
+    }
+
+    /// One WR of a read or write is off the queue; with the last one the buffers are free.
+    pub(super) fn local_retired(&mut self, id: LocalId, failed: Option<WcError>) {
+        let Some(op) = self.eng.slots.locals.get_mut(id) else { return };
+        op.open = op.open.saturating_sub(1);
+        op.failed = op.failed.or(failed);
+        if op.open == 0 {
+            self.eng.finish_local(id);
+        }
+    }
+
+    fn received(&mut self, slot: u32, wc: &WcSuccess) {
+        // The key first: by the time the message can be seen, what it invalidated is dead (and no LOCAL_INV for it
+        // will be posted).
+        if let Some(rkey) = wc.invalidated {
+            self.remotely_invalidated(rkey);
+        }
+        if !self.messages.arrived(slot, wc.byte_len, wc.invalidated.is_some()) {
+            self.poison(DownCause::Bug(Bug("a receive completed that was not posted")));
+        }
+    }
+
+    fn remotely_invalidated(&mut self, rkey: Rkey) {
+        match self.eng.keys.live_by_key(rkey) {
+            Some(region) => {
+                self.eng.stats.remote_invalidations += 1;
+                self.eng.closed(region, Rule::RemoteInv);
+                self.eng.events.push_back((region, Event::RemoteInvalidated));
+            }
+            None => {
+                self.eng.stats.remote_invalidations_bad += 1;
+                self.poison(DownCause::BadRemoteInvalidation { index: rkey.index() });
+            }
+        }
+    }
+
+    fn recv_failed(&mut self, e: &WcError) {
+        if matches!(self.state, State::Up | State::Ready) {
+            self.poison(DownCause::Wc(*e));
+        }
+    }
+}

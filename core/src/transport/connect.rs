@@ -1,0 +1,294 @@
+//! Open, connect, disconnect, reconnect, close.
+
+use super::error::{ConnectError, DownCause, OpenError};
+use super::exchange::Messages;
+use super::{State, Transport};
+use crate::device::{Device, DeviceError, Endpoint, QpCaps, WrChain};
+use crate::engine::Engine;
+use crate::engine::arena::Arena;
+use crate::engine::control::{Ctl, Scope};
+use crate::engine::exposure::Slots;
+use crate::engine::keys::{KeyState, KeyTable};
+use crate::engine::ring::SendRing;
+use crate::engine::stats::Stats;
+use crate::error::ApiMisuse;
+use crate::memreg::{MemReg, WrBatch};
+use crate::sizing::{Ask, Limits};
+use crate::types::{Epoch, TransportId};
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What to open.
+#[derive(Clone, Copy, Debug)]
+pub struct OpenOptions {
+    /// Sizes wanted.
+    pub ask: Ask,
+    /// How long a drain waits for the sentinel before it destroys the QP, in nanoseconds.
+    pub drain_limit_ns: u64,
+}
+
+impl Default for OpenOptions {
+    fn default() -> OpenOptions {
+        OpenOptions { ask: Ask::default(), drain_limit_ns: 5_000_000_000 }
+    }
+}
+
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
+impl<D: Device, S: MemReg> Transport<D, S> {
+    /// Opens a transport: checks and sizes the strategy, makes PD, CQ, QP and message buffers, fills the pool.
+    ///
+    /// # Shape
+    /// Ready afterwards. On error everything made on the way is gone again.
+    /// # Errors
+    /// [`OpenError`] with the reason, the numbers, or the verb.
+    pub fn open(device: D, mut strategy: S, options: &OpenOptions) -> Result<Self, OpenError> {
+        let caps = device.caps();
+        let name = strategy.name();
+        let rejected = |source| OpenError::Rejected { name, device: device.name(), source };
+        strategy.check(&caps).map_err(rejected)?;
+        let sized = |source| OpenError::Size { name, device: device.name(), source };
+        let limits = strategy.open(&caps, &options.ask).map_err(sized)?;
+        check_limits(&limits).map_err(|what| OpenError::BadLimits { name, what })?;
+        let broke = |source| OpenError::Device { name, source };
+
+        let pd = device.alloc_pd().map_err(broke)?;
+        let (cq, _) = device.create_cq(limits.cq_entries).map_err(|e| {
+            let _ = device.dealloc_pd(pd);
+            broke(e)
+        })?;
+        let eng = Engine {
+            device_id: device.id(),
+            id: TransportId(NEXT_ID.fetch_add(1, Ordering::Relaxed)),
+            pd,
+            cq,
+            qp: None,
+            max_inline: 0,
+            epoch: Epoch(0),
+            ring: SendRing::new(1, Epoch(0)),
+            keys: KeyTable::new(),
+            slots: Slots::new(),
+            staged: vec![],
+            staged_wrs: 0,
+            chain: WrChain::new(),
+            chain_ops: vec![],
+            events: VecDeque::with_capacity(64),
+            local_queue: Arc::default(),
+            local_mrs: BTreeSet::new(),
+            bounce: None,
+            shapes: vec![],
+            send_slots: vec![],
+            stats: Stats::default(),
+            caps,
+            limits,
+            device,
+        };
+        // From here on, `Drop` undoes what was made.
+        let mut t = Transport {
+            eng,
+            strategy,
+            messages: Messages::default(),
+            state: State::Down(DownCause::Local),
+            peer: None,
+            batch: WrBatch::new(),
+            drain_until: None,
+            cause: None,
+            sentinel_seen: false,
+            drain_limit_ns: options.drain_limit_ns,
+            wcs: Vec::with_capacity(64),
+        };
+        if t.eng.limits.arena_bytes > 0 {
+            t.eng.bounce = Some(Arena::open(&t.eng, t.eng.limits.arena_bytes).map_err(broke)?);
+        }
+        t.messages = Messages::open(&t.eng, options.ask.max_message_bytes)?;
+        t.new_qp().map_err(broke)?;
+        tracing::info!(
+            strategy = name,
+            device = t.eng.device.name(),
+            credits = t.eng.limits.credits,
+            max_send_wr = t.eng.limits.max_send_wr,
+            "transport opened"
+        );
+        Ok(t)
+    }
+
+    /// Makes the QP of the next epoch from a fresh copy of the attributes (H-51) and fills the pool.
+    fn new_qp(&mut self) -> Result<(), DeviceError> {
+        let eng = &mut self.eng;
+        let ask = QpCaps {
+            max_send_wr: eng.limits.max_send_wr,
+            max_recv_wr: eng.limits.max_recv_wr,
+            max_sge: eng.caps.max_sge,
+            max_inline_data: eng.caps.max_inline_data,
+        };
+        let (qp, got) = eng.device.create_qp(eng.pd, eng.cq, ask)?;
+        eng.qp = Some(qp);
+        eng.epoch = Epoch(eng.epoch.0.wrapping_add(1));
+        // A device may grant more; what was planned is what is used.
+        eng.ring = SendRing::new(got.max_send_wr.min(ask.max_send_wr), eng.epoch);
+        eng.max_inline = got.max_inline_data;
+        eng.device.qp_to_init(qp)?;
+        self.messages.reset(&mut self.eng);
+        let want = self.eng.limits.regions_per_request as usize;
+        let mut ctl = Ctl::new(&mut self.eng, Scope::Pool);
+        self.strategy.fill(&mut ctl, want)?;
+        self.state = State::Ready;
+        Ok(())
+    }
+
+    /// How the peer addresses this side. Exchange it with the peer's by any channel.
+    ///
+    /// # Errors
+    /// [`ConnectError::Misuse`] when there is no QP: reconnect first.
+    pub fn endpoint(&self) -> Result<Endpoint, ConnectError> {
+        let needs = ApiMisuse::WrongState { call: "endpoint", needs: "ready or up" };
+        let qp = self.eng.qp.ok_or(needs)?;
+        Ok(Endpoint { epoch: self.eng.epoch, ..self.eng.device.endpoint(qp)? })
+    }
+
+    /// Connects to the peer. Receives are posted before the QP can send (H-52).
+    ///
+    /// # Shape
+    /// Ready → Up. On error the connection goes down as if it had failed later.
+    /// # Errors
+    /// [`ConnectError`].
+    pub fn connect(&mut self, peer: Endpoint) -> Result<(), ConnectError> {
+        let (State::Ready, Some(qp)) = (&self.state, self.eng.qp) else {
+            return Err(ApiMisuse::WrongState { call: "connect", needs: "ready" }.into());
+        };
+        if let Err(e) = self.messages.post_all(&mut self.eng) {
+            self.poison(DownCause::Post(e));
+            return Err(e.into());
+        }
+        if let Err(e) = self.eng.device.qp_to_rts(qp, peer) {
+            self.poison(DownCause::Device(e));
+            return Err(e.into());
+        }
+        self.peer = Some(peer);
+        self.state = State::Up;
+        tracing::info!(qp = qp.0, epoch = self.eng.epoch.0, "connected");
+        Ok(())
+    }
+
+    /// Starts taking the connection down; `poll` finishes it.
+    ///
+    /// # Shape
+    /// Ready or Up → Draining; a no-op in the other states.
+    pub fn disconnect(&mut self) {
+        self.poison(DownCause::Local);
+        self.deliver();
+    }
+
+    /// Makes a new QP for a new epoch. Every key of the last one is dead: a PD gets no new QP before (rule 4).
+    ///
+    /// # Shape
+    /// Down → Ready. Fenced exposures stay reclaimable; handles of the last epoch never reach the new one.
+    /// # Errors
+    /// [`ConnectError::KeysNotDead`] while the device refuses to destroy a key: `recover`, then try again.
+    pub fn reconnect(&mut self) -> Result<(), ConnectError> {
+        if !matches!(self.state, State::Down(_)) {
+            return Err(ApiMisuse::WrongState { call: "reconnect", needs: "down" }.into());
+        }
+        self.recover(usize::MAX)?;
+        let count = self.open_keys();
+        if count > 0 || self.eng.qp.is_some() {
+            return Err(ConnectError::KeysNotDead { count });
+        }
+        if let Some(mut arena) = self.eng.bounce.take() {
+            let registered = arena.register(&self.eng);
+            self.eng.bounce = Some(arena);
+            registered?;
+        }
+        self.peer = None;
+        self.cause = None;
+        self.sentinel_seen = false;
+        if let Err(e) = self.new_qp() {
+            self.destroy_qp();
+            return Err(e.into());
+        }
+        self.deliver();
+        Ok(())
+    }
+
+    /// Rebuilds at most `budget` condemned regions, and tries again to destroy keys that the device held on to.
+    ///
+    /// # Errors
+    /// The device's first error; what was done stays done.
+    /// # Cost
+    /// One or two verbs a region.
+    pub fn recover(&mut self, budget: usize) -> Result<usize, DeviceError> {
+        if matches!(self.state, State::Down(_)) {
+            self.destroy_qp();
+            if self.eng.qp.is_none() {
+                self.destroy_keys();
+            }
+        }
+        self.deliver();
+        let mut ctl = Ctl::new(&mut self.eng, Scope::Pool);
+        let done = self.strategy.recover(&mut ctl, budget);
+        self.deliver();
+        done
+    }
+
+    /// Keys of the last epoch that are not proven dead.
+    pub(super) fn open_keys(&self) -> usize {
+        let live = |r: &crate::engine::keys::Region| r.state != KeyState::Dead;
+        let regions = self.eng.keys.ids().filter_map(|id| self.eng.keys.get(id));
+        let arena = self.eng.bounce.as_ref().is_some_and(|a| !a.is_closed());
+        regions.filter(|r| live(r)).count() + usize::from(arena)
+    }
+}
+
+/// A plugin's sizes must at least hold one SEND and the sentinel.
+fn check_limits(l: &Limits) -> Result<(), &'static str> {
+    if l.max_send_wr < 2 {
+        return Err("max_send_wr is below 2");
+    }
+    if l.max_recv_wr < 1 || l.credits < 1 {
+        return Err("max_recv_wr or credits is zero");
+    }
+    if u64::from(l.cq_entries) < u64::from(l.max_send_wr) + u64::from(l.max_recv_wr) {
+        return Err("cq_entries is below max_send_wr + max_recv_wr");
+    }
+    if l.max_payload_bytes == 0 || l.wr_per_request == 0 || l.wr_per_request >= l.max_send_wr {
+        return Err(
+            "max_payload_bytes or wr_per_request is zero, or one operation fills the queue",
+        );
+    }
+    Ok(())
+}
+
+impl<D: Device, S: MemReg> Drop for Transport<D, S> {
+    /// Destroys the QP and every key without waiting, then returns the memory. What the device will not destroy is
+    /// leaked: the memory stays mapped for the life of the process.
+    fn drop(&mut self) {
+        if let Some(qp) = self.eng.qp {
+            let _ = self.eng.device.qp_to_err(qp);
+        }
+        self.destroy_qp();
+        let qp_gone = self.eng.qp.is_none();
+        if qp_gone {
+            self.settle_ring();
+        }
+        self.destroy_keys();
+        self.leak_what_is_open();
+        self.messages.close(&self.eng.device, qp_gone);
+        self.eng.local_queue.close();
+        self.eng.drain_local_queue(usize::MAX);
+        for mr in std::mem::take(&mut self.eng.local_mrs) {
+            let _ = self.eng.device.dereg_mr(mr);
+        }
+        for region in self.eng.keys.ids().collect::<Vec<_>>() {
+            let _ = self.eng.end_region(region);
+        }
+        if let Some(mut arena) = self.eng.bounce.take() {
+            let closed = arena.deregister(&self.eng.device).is_ok();
+            if !(closed && qp_gone && arena.unmap(&self.eng.device)) {
+                tracing::error!("the bounce arena is leaked");
+            }
+        }
+        let _ = self.eng.device.destroy_cq(self.eng.cq);
+        let _ = self.eng.device.dealloc_pd(self.eng.pd);
+    }
+}

@@ -1,0 +1,193 @@
+//! Poison: QP to ERR, drain, destroy every key, and only then give memory back.
+
+use super::error::DownCause;
+use super::{State, Transport};
+use crate::device::{Device, WcError, WcStatus, WrOp};
+use crate::engine::exposure::{ExposureState, LocalId};
+use crate::engine::keys::KeyState;
+use crate::engine::ring::RingOp;
+use crate::engine::stage::empty_payload;
+use crate::memreg::{Event, MemReg, RegionId};
+use crate::types::WrId;
+
+impl<D: Device, S: MemReg> Transport<D, S> {
+    /// Takes the connection down; idempotent. `poll` finishes the drain.
+    pub(super) fn poison(&mut self, cause: DownCause) {
+        let Some(qp) = self.eng.qp else { return };
+        if !matches!(self.state, State::Ready | State::Up) {
+            return;
+        }
+        if cause == DownCause::Local {
+            tracing::info!(qp = qp.0, "disconnecting");
+        } else {
+            tracing::warn!(qp = qp.0, %cause, "connection poisoned");
+            self.eng.stats.poisons += 1;
+        }
+        self.state = State::Draining;
+        self.cause = Some(cause);
+        self.drain_until = Some(self.eng.keys.now.after(self.drain_limit_ns));
+        while let Some(&id) = self.eng.staged.first() {
+            self.eng.unstage(id);
+        }
+        // If the QP cannot be moved to ERR, the sentinel may never come: the limit ends that.
+        if let Err(e) = self.eng.device.qp_to_err(qp) {
+            tracing::warn!(error = %e, "QP not moved to ERR");
+        }
+        self.post_sentinel();
+    }
+
+    /// One signaled SEND in the slot that is kept for it; everything posted before is out when it is flushed (rule 8).
+    fn post_sentinel(&mut self) {
+        let payload = empty_payload(&mut self.eng.chain);
+        self.eng.chain_wr(WrOp::Send(payload), RingOp::Sentinel, true);
+        if self.eng.post_chain().is_err() {
+            // Rule 8: if that post fails, destroy the QP.
+            self.eng.stats.drains_forced += 1;
+            self.finish_drain();
+        }
+    }
+
+    /// Called by `poll` while draining: done, or past the limit?
+    pub(super) fn drive_drain(&mut self) {
+        if self.state != State::Draining {
+            return;
+        }
+        if self.sentinel_seen {
+            self.finish_drain();
+        } else if self.drain_until.is_some_and(|t| self.eng.keys.now >= t) {
+            let outstanding = self.eng.ring.outstanding();
+            tracing::warn!(outstanding, "not drained within the limit; destroying the QP");
+            self.eng.stats.drains_forced += 1;
+            self.finish_drain();
+        }
+    }
+
+    /// No WR runs any more, or the QP is destroyed so that none can: keys next, then the bytes.
+    fn finish_drain(&mut self) {
+        self.destroy_qp();
+        if self.eng.qp.is_some() {
+            // The QP is still there: nothing is proven. Everything stays, and `poll` tries again.
+            return;
+        }
+        self.settle_ring();
+        self.destroy_keys();
+        self.strategy_drained();
+        let cause = self.cause.take().unwrap_or(DownCause::Local);
+        tracing::info!(%cause, open_keys = self.open_keys(), "connection down");
+        self.state = State::Down(cause);
+    }
+
+    fn strategy_drained(&mut self) {
+        self.deliver();
+        self.strategy.on_drained();
+    }
+
+    /// Destroys the QP; `eng.qp` is `None` if and only if that succeeded.
+    pub(super) fn destroy_qp(&mut self) {
+        if let Some(qp) = self.eng.qp {
+            match self.eng.device.destroy_qp(qp) {
+                Ok(()) => self.eng.qp = None,
+                Err(e) => {
+                    tracing::error!(qp = qp.0, error = %e, "QP not destroyed; memory is kept")
+                }
+            }
+        }
+    }
+
+    /// The QP is gone: WRs whose completion never came are unknown, and reads and writes have ended.
+    pub(super) fn settle_ring(&mut self) {
+        while let Some(op) = self.eng.ring.retire_front() {
+            self.failed(op, None);
+        }
+        let running: Vec<LocalId> =
+            self.eng.slots.locals.iter().filter(|(_, l)| !l.done).map(|(id, _)| id).collect();
+        for id in running {
+            self.eng.finish_local(id);
+        }
+    }
+
+    /// Destroys every key that is not proven dead (rules 3 and 4); exposures are fenced by that.
+    pub(super) fn destroy_keys(&mut self) {
+        let open: Vec<(RegionId, KeyState)> = self
+            .eng
+            .keys
+            .ids()
+            .filter_map(|id| self.eng.keys.get(id).map(|r| (id, r.state)))
+            .filter(|(_, s)| *s != KeyState::Dead)
+            .collect();
+        for (region, state) in open {
+            let ended = match state {
+                // The strategy heard when the WR was flushed.
+                KeyState::Unknown => self.eng.end_region(region),
+                KeyState::Invalidating => self.eng.end_region_and_tell(region, Event::InvUnknown),
+                _ => self.eng.end_region_and_tell(region, Event::RegUnknown),
+            };
+            if let Err(e) = ended {
+                tracing::error!(error = %e, "a key is not destroyed; its bytes are kept");
+            }
+        }
+        if let Some(mut arena) = self.eng.bounce.take() {
+            if let Err(e) = arena.deregister(&self.eng.device) {
+                tracing::error!(error = %e, "the bounce arena's key is not destroyed");
+            }
+            self.eng.bounce = Some(arena);
+        }
+        self.eng.stats.regions_leaked_now = self.open_keys() as u64;
+    }
+
+    /// A WR was flushed, failed, or never heard of again.
+    pub(super) fn failed(&mut self, op: RingOp, wc: Option<WcError>) {
+        match op {
+            RingOp::Reg(region, turn) => self.key_unknown(region, turn, Event::RegUnknown),
+            RingOp::Inv(region, turn) => self.key_unknown(region, turn, Event::InvUnknown),
+            RingOp::Send(slot) => self.eng.send_slots.extend(slot),
+            RingOp::Local(id, _) => self.local_retired(id, Some(wc.unwrap_or(self.never_heard()))),
+            RingOp::Sentinel => self.sentinel_seen = true,
+        }
+    }
+
+    /// Rule 3: a key whose WR did not succeed stays live until its MR is gone; a completion of an earlier
+    /// registration of the region says nothing about this one.
+    fn key_unknown(&mut self, region: RegionId, turn: u32, event: Event) {
+        let current = self.eng.keys.get(region).is_some_and(|r| {
+            r.turn == turn && matches!(r.state, KeyState::Live | KeyState::Invalidating)
+        });
+        if current {
+            self.eng.keys.unknown(region);
+            self.eng.events.push_back((region, event));
+        }
+    }
+
+    fn never_heard(&self) -> WcError {
+        let qp = self.eng.qp.unwrap_or(crate::types::QpId(0));
+        WcError { wr_id: WrId(0), status: WcStatus::WrFlushErr, qp, vendor_err: 0 }
+    }
+
+    /// At the very end: whatever still has a live key keeps its memory for ever.
+    pub(super) fn leak_what_is_open(&mut self) {
+        let open: Vec<_> = self
+            .eng
+            .slots
+            .exposures
+            .iter()
+            .filter(|(_, e)| !matches!(e.state, ExposureState::Fenced | ExposureState::Held))
+            .map(|(id, _)| id)
+            .collect();
+        for id in open {
+            if let Some(body) = self.eng.slots.exposures.remove(id) {
+                let bytes: u64 = body.pieces.iter().map(|p| p.bytes.len() as u64).sum();
+                tracing::error!(bytes, "an exposure is leaked: its keys could not be destroyed");
+                self.eng.stats.bytes_leaked += bytes;
+                std::mem::forget(body);
+            }
+        }
+        if self.eng.qp.is_some() {
+            let ids: Vec<_> = self.eng.slots.locals.keys().collect();
+            for id in ids {
+                if let Some(body) = self.eng.slots.locals.remove(id) {
+                    std::mem::forget(body);
+                }
+            }
+        }
+    }
+}

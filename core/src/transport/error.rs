@@ -1,0 +1,377 @@
+//! Errors of a transport; each says what to do and hands back what it was given.
+
+use crate::device::{DeviceError, PostError, WcError};
+use crate::engine::exposure::{Buffers, Exposed, LocalOp, RemoteAccess};
+use crate::error::{ApiMisuse, Bug, Disposition};
+use crate::mem::AllocError;
+use crate::memreg::{MapError, Poison, Reject};
+use crate::sizing::SizeError;
+use crate::types::SegmentError;
+
+/// Why a connection went down.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DownCause {
+    /// `disconnect` was called.
+    #[error("disconnected by this side")]
+    Local,
+    /// The peer's process died or it disconnected.
+    #[error("the peer is gone")]
+    PeerGone,
+    /// The device or its port said so.
+    #[error("the device reported a fatal event")]
+    DeviceEvent,
+    /// A WR failed.
+    #[error("a work request failed: {0}")]
+    Wc(WcError),
+    /// A post was refused.
+    #[error("a post was refused: {0}")]
+    Post(PostError),
+    /// A verb failed that must not.
+    #[error("a verb failed: {0}")]
+    Device(DeviceError),
+    /// The strategy gave up, or broke its contract.
+    #[error("{0}")]
+    Strategy(Poison),
+    /// The peer claimed to have invalidated a key that is not live.
+    #[error("the peer invalidated key {index:#x}.., which is not live")]
+    BadRemoteInvalidation {
+        /// Index of the key.
+        index: u32,
+    },
+    /// The peer sent a message longer than a receive, or one that this side cannot have.
+    #[error("internal error: {0}")]
+    Bug(Bug),
+}
+
+/// Opening failed; nothing is left over.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The strategy does not work on this device.
+    #[error("strategy {name} cannot work on {device}")]
+    Rejected {
+        /// The strategy.
+        name: &'static str,
+        /// The device.
+        device: String,
+        /// Why.
+        source: Reject,
+    },
+    /// Not even one operation fits.
+    #[error("strategy {name} cannot be sized for {device}")]
+    Size {
+        /// The strategy.
+        name: &'static str,
+        /// The device.
+        device: String,
+        /// The numbers.
+        source: SizeError,
+    },
+    /// The strategy asked for sizes that make no sense.
+    #[error("strategy {name} sized itself wrongly: {what}")]
+    BadLimits {
+        /// The strategy.
+        name: &'static str,
+        /// What is wrong.
+        what: &'static str,
+    },
+    /// A verb failed.
+    #[error("opening a transport with strategy {name}")]
+    Device {
+        /// The strategy.
+        name: &'static str,
+        /// The verb and errno.
+        source: DeviceError,
+    },
+    /// No memory for the message buffers.
+    #[error("message buffers")]
+    Memory(#[from] AllocError),
+}
+
+impl OpenError {
+    /// What to do about it.
+    #[must_use]
+    pub fn disposition(&self) -> Disposition {
+        match self {
+            OpenError::Device { source, .. } => source.disposition(),
+            _ => Disposition::Fatal,
+        }
+    }
+}
+
+/// Connecting or reconnecting failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// The call does not fit the state.
+    #[error(transparent)]
+    Misuse(#[from] ApiMisuse),
+    /// Keys of the last connection are not dead yet: call `recover` and try again (rule 4).
+    #[error("{count} keys of the last connection are not dead yet; call recover and try again")]
+    KeysNotDead {
+        /// How many.
+        count: usize,
+    },
+    /// A verb failed.
+    #[error("connecting")]
+    Device(#[from] DeviceError),
+    /// Receives could not be posted.
+    #[error("posting receives")]
+    Post(#[from] PostError),
+}
+
+impl ConnectError {
+    /// What to do about it.
+    #[must_use]
+    pub fn disposition(&self) -> Disposition {
+        match self {
+            ConnectError::KeysNotDead { .. } => Disposition::Retry,
+            ConnectError::Misuse(_) => Disposition::Fatal,
+            ConnectError::Device(e) => e.disposition(),
+            ConnectError::Post(e) => e.cause.disposition(),
+        }
+    }
+}
+
+/// Why something was refused. Shared by all calls that put work on the send queue.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// The connection is not up; `cause` if it went down.
+    #[error("not connected{}", cause.as_ref().map(|c| format!(": {c}")).unwrap_or_default())]
+    NotConnected {
+        /// Why it went down.
+        cause: Option<DownCause>,
+    },
+    /// No buffer was given.
+    #[error("the buffer list is empty")]
+    Empty,
+    /// A range has no bytes.
+    #[error("length is zero (item {index})")]
+    ZeroLength {
+        /// Which item of the list.
+        index: usize,
+    },
+    /// A range ends past its buffer.
+    #[error("item {index} ends at byte {end} of a buffer of {len}")]
+    OutOfRange {
+        /// Which item of the list.
+        index: usize,
+        /// Where it ends.
+        end: usize,
+        /// Bytes of the buffer.
+        len: usize,
+    },
+    /// More bytes than one operation may have.
+    #[error("{need} bytes in one operation, the limit is {limit}")]
+    TooLong {
+        /// Bytes asked.
+        need: u64,
+        /// Most that this transport was sized for.
+        limit: u64,
+    },
+    /// The message does not fit the peer's receives.
+    #[error("message of {need} bytes, the limit is {limit}")]
+    MessageTooLong {
+        /// Bytes asked.
+        need: usize,
+        /// Bytes of a message buffer.
+        limit: usize,
+    },
+    /// A message that was to go inline is too long for that.
+    #[error("inline message of {need} bytes, the device takes {limit}")]
+    InlineTooLong {
+        /// Bytes asked.
+        need: usize,
+        /// What the QP was granted.
+        limit: usize,
+    },
+    /// One WR would need more SGEs than the device takes.
+    #[error("{need} SGEs in one work request, the device takes {limit}")]
+    TooManySges {
+        /// SGEs asked.
+        need: usize,
+        /// What the QP was granted.
+        limit: usize,
+    },
+    /// The send queue has no room now; poll, then try again.
+    #[error("send queue full: {need} slots needed, {free} of {depth} free")]
+    QueueFull {
+        /// Slots needed, fences included.
+        need: usize,
+        /// Slots free.
+        free: usize,
+        /// Slots of the queue.
+        depth: usize,
+    },
+    /// The operation can never fit the send queue.
+    #[error("{need} send-queue slots needed, the queue has {depth}")]
+    NeverFits {
+        /// Slots needed, fences and sentinel included.
+        need: usize,
+        /// Slots of the queue.
+        depth: usize,
+    },
+    /// The strategy could not map the list.
+    #[error("mapping")]
+    Map(#[source] MapError),
+    /// A verb failed.
+    #[error("device")]
+    Device(#[source] DeviceError),
+    /// The remote segment cannot be used.
+    #[error("remote segment")]
+    Segment(#[source] SegmentError),
+    /// The remote segment grants the other direction.
+    #[error("the segment does not grant a {0}")]
+    WrongGrant(&'static str),
+    /// The range is not inside the remote segment.
+    #[error("bytes {start}..{end} of a remote segment of {len}")]
+    OutsideSegment {
+        /// First byte.
+        start: u64,
+        /// One past the last byte.
+        end: u64,
+        /// Bytes of the segment.
+        len: u64,
+    },
+    /// A reply that may invalidate this exposure's key is still out: give its token, or cancel (rule 5).
+    #[error("a reply that may invalidate this exposure is outstanding; give its token or cancel")]
+    ReplyOutstanding,
+    /// The caller broke an order.
+    #[error(transparent)]
+    Misuse(ApiMisuse),
+    /// The post failed and the connection went down with it; retry after a reconnect.
+    #[error("the connection went down: {0}")]
+    Down(DownCause),
+}
+
+impl Refusal {
+    /// What to do about it.
+    #[must_use]
+    pub fn disposition(&self) -> Disposition {
+        match self {
+            Refusal::QueueFull { .. } | Refusal::ReplyOutstanding => Disposition::Retry,
+            Refusal::NotConnected { .. } | Refusal::Down(_) => Disposition::Reconnect,
+            Refusal::Map(e) => e.disposition(),
+            Refusal::Device(e) => e.disposition(),
+            Refusal::Segment(SegmentError::StaleEpoch { .. }) => Disposition::Reconnect,
+            _ => Disposition::Fatal,
+        }
+    }
+}
+
+/// `expose`, `read` or `write` refused; the buffers come back.
+///
+/// The list is empty only where the device would not let go of them: they are kept and counted, see
+/// [`Stats::bytes_leaked`](crate::engine::stats::Stats::bytes_leaked).
+#[derive(Debug, thiserror::Error)]
+#[error("{why}")]
+pub struct BufferError {
+    /// What was given.
+    pub buffers: Buffers,
+    /// Why.
+    #[source]
+    pub why: Refusal,
+}
+
+impl BufferError {
+    /// What to do about it.
+    #[must_use]
+    pub fn disposition(&self) -> Disposition {
+        self.why.disposition()
+    }
+}
+
+/// `reclaim` refused; the handle comes back.
+#[derive(Debug, thiserror::Error)]
+#[error("not reclaimed: {why}")]
+pub struct ReclaimError {
+    /// The handle.
+    pub exposed: Exposed,
+    /// Why.
+    #[source]
+    pub why: ReclaimRefusal,
+}
+
+/// Why bytes cannot be had back now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReclaimRefusal {
+    /// A key may still be live: revoke (if not done yet), then poll.
+    #[error("{open} keys may still be live; revoke and poll first")]
+    NotFenced {
+        /// How many.
+        open: usize,
+    },
+    /// The device did not give its mapping back; the bytes are lost on purpose and counted.
+    #[error("the device kept its mapping; the bytes are kept from everybody")]
+    Held,
+    /// The handle is of another transport.
+    #[error(transparent)]
+    Misuse(ApiMisuse),
+}
+
+impl ReclaimRefusal {
+    /// What to do about it.
+    #[must_use]
+    pub fn disposition(&self) -> Disposition {
+        match self {
+            ReclaimRefusal::NotFenced { .. } => Disposition::Retry,
+            _ => Disposition::Fatal,
+        }
+    }
+}
+
+/// The result of a read or write is not there yet, or the handle is wrong; the handle comes back.
+#[derive(Debug, thiserror::Error)]
+#[error("read or write not finished: {why}")]
+pub struct TakeError {
+    /// The handle.
+    pub op: LocalOp,
+    /// Why.
+    pub why: TakeRefusal,
+}
+
+/// Why a read or write cannot be taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TakeRefusal {
+    /// Its WRs are on the queue: poll.
+    #[error("{open} work requests outstanding")]
+    Running {
+        /// How many.
+        open: usize,
+    },
+    /// The handle is of another transport.
+    #[error(transparent)]
+    Misuse(ApiMisuse),
+}
+
+/// A read or write that the device or the peer refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{} of {} bytes at remote address {:#x} with key {:#x}..: {wc}{}",
+    if what.write { "RDMA WRITE" } else { "RDMA READ" },
+    what.len, what.remote_addr, what.rkey.index(), self.causes()
+)]
+pub struct AccessError {
+    /// What was asked.
+    pub what: RemoteAccess,
+    /// How its WR ended.
+    pub wc: WcError,
+}
+
+impl AccessError {
+    /// The usual causes, most frequent first; empty where the status says all.
+    #[must_use]
+    pub fn causes(&self) -> &'static str {
+        match self.wc.status {
+            crate::device::WcStatus::RemAccessErr => {
+                " (usual causes: key already invalidated, range outside the region, right not granted, \
+                 other protection domain)"
+            }
+            _ => "",
+        }
+    }
+}

@@ -1,0 +1,415 @@
+//! Granting a peer access to bytes, and taking it back.
+
+use super::error::{BufferError, DownCause, ReclaimError, ReclaimRefusal, Refusal};
+use super::exchange::ReplyToken;
+use super::{State, Transport};
+use crate::device::Device;
+use crate::engine::control::{Ctl, Scope};
+use crate::engine::exposure::{Buffers, Exposed, ExposureId, ExposureState};
+use crate::engine::keys::{KeyState, RegionKind};
+use crate::error::ApiMisuse;
+use crate::memreg::{MAX_REGIONS, MapError, MemReg, Poison, RegionId, SegList, Wish};
+use crate::types::Grant;
+use smallvec::SmallVec;
+
+/// Why no reply can invalidate a key of the exposure any more.
+#[derive(Clone, Copy, Debug)]
+pub enum NoReply<'a> {
+    /// None was announced with [`Reply::MayInvalidate`](super::Reply::MayInvalidate). Refused if one was.
+    Unmarked,
+    /// It has arrived: this is its token.
+    Arrived(&'a ReplyToken),
+    /// The caller's word that none can come, for instance because the peer has said so. If one comes all the same,
+    /// the connection goes down.
+    NoneCanCome,
+}
+
+impl<D: Device, S: MemReg> Transport<D, S> {
+    /// Moves the buffers into the transport and stages access to them for the peer, in one direction.
+    ///
+    /// # Units
+    /// Each range is in bytes of its buffer; together they are one run of bytes for the peer. Other bytes of the
+    /// buffers are not reachable.
+    /// # Shape
+    /// The buffers belong to the transport until [`reclaim`](Transport::reclaim). Nothing is posted: `send` or
+    /// `flush` does that. A strategy that registers by a verb (fmr) does so here.
+    /// # Errors
+    /// [`BufferError`] returns the buffers. `QueueFull` and `NoRegion`: poll, then try again.
+    /// # Cost
+    /// No system call for `frwr` once its pool is warm; one per buffer range for `fmr`. No allocation up to four
+    /// buffers.
+    pub fn expose(
+        &mut self,
+        buffers: impl Into<Buffers>,
+        grant: Grant,
+    ) -> Result<Exposed, BufferError> {
+        let buffers = buffers.into();
+        if let Err(why) = self.check_up().and_then(|()| self.check_list(&buffers)) {
+            return Err(BufferError { buffers, why });
+        }
+        let bounced = self.eng.bounce.is_some();
+        let pieces = match self.eng.lend(buffers, !bounced) {
+            Ok(pieces) => pieces,
+            Err((buffers, e)) => return Err(BufferError { buffers, why: Refusal::Device(e) }),
+        };
+        let (id, flag) = self.eng.slots.new_exposure(grant);
+        if let Some(e) = self.eng.slots.exposures.get_mut(id) {
+            e.pieces = pieces;
+            // Held by this call, so that no event below can fence it half-made.
+            e.open = 1;
+        }
+        match self.map(id) {
+            Ok(()) => {
+                let staged = self.eng.slots.exposures.get_mut(id).map_or(0, |e| {
+                    e.open -= 1;
+                    if e.staged == 0 {
+                        e.state = ExposureState::Exposed;
+                    }
+                    e.staged
+                });
+                if staged > 0 {
+                    self.eng.staged.push(id);
+                }
+                self.eng.stats.exposures += 1;
+                self.eng.stats.exposures_now = self.eng.slots.exposures.len() as u64;
+                self.deliver();
+                Ok(Exposed { transport: self.eng.id, id, flag: Some(flag) })
+            }
+            Err((why, poison)) => Err(self.failed_map(id, flag, why, poison)),
+        }
+    }
+
+    /// Asks the strategy for regions and stages what it wishes for.
+    fn map(&mut self, id: ExposureId) -> Result<(), (Refusal, bool)> {
+        let shapes = self.eng.take_shapes(id);
+        let segs = SegList::new(&shapes, self.eng.caps.page_size);
+        self.batch.clear();
+        let mut ctl = Ctl::new(&mut self.eng, Scope::Map(id));
+        let mapped = self.strategy.map(&mut ctl, &segs, &mut self.batch);
+        let result = match mapped {
+            Err(e) => Err((Refusal::Map(e), false)),
+            Ok(()) => match self.eng.stage_batch(id, &segs, &self.batch) {
+                Err(what) => {
+                    tracing::error!(strategy = self.strategy.name(), what, "strategy misbehaved");
+                    Err((Refusal::Map(MapError::Other(what)), true))
+                }
+                Ok(()) => self.check_reserve(id).map_err(|e| (e, false)),
+            },
+        };
+        self.eng.shapes = shapes;
+        result
+    }
+
+    /// Rule 7: with the staged WRs and a LOCAL_INV for each, and the sentinel, it must fit the queue.
+    fn check_reserve(&self, id: ExposureId) -> Result<(), Refusal> {
+        let staged = self.eng.slots.exposures.get(id).map_or(0, |e| e.staged);
+        let depth = self.eng.ring.depth();
+        let mine = 2 * staged;
+        let claimed = self.eng.ring.outstanding() + self.eng.staged_wrs + self.eng.keys.inv_slots();
+        if claimed < depth {
+            return Ok(());
+        }
+        if mine + 1 > depth {
+            return Err(Refusal::NeverFits { need: mine + 1, depth });
+        }
+        let free = depth.saturating_sub(claimed - mine + 1);
+        Err(Refusal::QueueFull { need: mine, free, depth })
+    }
+
+    fn failed_map(
+        &mut self,
+        id: ExposureId,
+        flag: std::sync::Arc<crate::engine::exposure::SlotFlag>,
+        why: Refusal,
+        misbehaved: bool,
+    ) -> BufferError {
+        self.eng.undo_map(id, &self.batch);
+        self.eng.release(id);
+        let kept = self.eng.slots.exposures.get(id).is_some_and(|e| e.open > 0);
+        if misbehaved || kept {
+            self.poison(DownCause::Strategy(Poison("it broke the contract of map")));
+        }
+        self.deliver();
+        let state = self.eng.slots.exposures.get_mut(id);
+        let buffers = state.map(|e| std::mem::take(&mut e.back)).unwrap_or_default();
+        if self.eng.slots.exposures.get(id).is_some_and(|e| e.open > 0) {
+            // A key would not die: whoever fences the bytes frees them, for nobody holds a handle.
+            drop(Exposed { transport: self.eng.id, id, flag: Some(flag) });
+        } else {
+            self.eng.free_exposure(id);
+        }
+        BufferError { buffers, why }
+    }
+
+    fn check_list(&self, buffers: &Buffers) -> Result<(), Refusal> {
+        if buffers.0.is_empty() {
+            return Err(Refusal::Empty);
+        }
+        let mut need = 0u64;
+        for (index, (buf, range)) in buffers.0.iter().enumerate() {
+            if range.start >= range.end {
+                return Err(Refusal::ZeroLength { index });
+            }
+            if range.end > buf.len() {
+                return Err(Refusal::OutOfRange { index, end: range.end, len: buf.len() });
+            }
+            need = need.saturating_add((range.end - range.start) as u64);
+        }
+        let limit = self.eng.limits.max_payload_bytes;
+        if need > limit {
+            return Err(Refusal::TooLong { need, limit });
+        }
+        Ok(())
+    }
+
+    /// Starts taking the peer's access back.
+    ///
+    /// # Shape
+    /// Exposed → Revoking → (poll) Fenced. An exposure that was never posted, or whose keys the peer has already
+    /// invalidated, is fenced at once and costs no WR. On error nothing changed and access is still possible.
+    /// # Ordering
+    /// Later WRs of this QP run after the invalidation; other QPs do not.
+    /// # Errors
+    /// [`Refusal::ReplyOutstanding`] (rule 5): a reply that may invalidate one of its keys is still to come.
+    /// # Cost
+    /// One chain of at most one LOCAL_INV a region, from the reserve, the last one signaled. No allocation.
+    /// # Source
+    /// ibv_post_send(3), LOCAL_INV
+    pub fn revoke(&mut self, exposed: &Exposed, reply: NoReply<'_>) -> Result<(), Refusal> {
+        self.check_handle(exposed)?;
+        let Some(e) = self.eng.slots.exposures.get(exposed.id) else { return Ok(()) };
+        if e.state == ExposureState::Staged {
+            self.eng.unstage(exposed.id);
+        }
+        let Some(e) = self.eng.slots.exposures.get(exposed.id) else { return Ok(()) };
+        if !matches!(e.state, ExposureState::Exposed | ExposureState::Staged) || e.open == 0 {
+            self.deliver();
+            return Ok(());
+        }
+        self.check_reply(e.reply_after, reply)?;
+        self.check_up()?;
+        self.unmap(exposed.id)
+    }
+
+    /// Rule 5.
+    fn check_reply(&self, after: Option<u64>, reply: NoReply<'_>) -> Result<(), Refusal> {
+        let Some(after) = after else { return Ok(()) };
+        match reply {
+            NoReply::NoneCanCome => Ok(()),
+            NoReply::Unmarked => Err(Refusal::ReplyOutstanding),
+            NoReply::Arrived(t) => {
+                let ours = t.transport == self.eng.id && t.epoch == self.eng.epoch;
+                if ours && t.nth > after {
+                    return Ok(());
+                }
+                Err(Refusal::Misuse(ApiMisuse::WrongToken))
+            }
+        }
+    }
+
+    /// Asks the strategy to revoke the live regions and posts what it wishes for; every one must be named once.
+    fn unmap(&mut self, id: ExposureId) -> Result<(), Refusal> {
+        let live: SmallVec<[RegionId; MAX_REGIONS]> = self
+            .eng
+            .part_regions(id)
+            .into_iter()
+            .filter(|&r| self.eng.keys.get(r).is_some_and(|r| r.state == KeyState::Live))
+            .collect();
+        if let Some(e) = self.eng.slots.exposures.get_mut(id) {
+            e.state = ExposureState::Revoking;
+        }
+        self.batch.clear();
+        let mut ctl = Ctl::new(&mut self.eng, Scope::Unmap(id));
+        let answer = self.strategy.unmap(&mut ctl, &live, &mut self.batch);
+        let (ended, twice) = (ctl.ended, ctl.twice);
+        let checked = answer.and_then(|()| self.check_unmap(&live, &ended, twice));
+        if let Err(p) = checked {
+            tracing::error!(strategy = self.strategy.name(), what = p.0, "revoke failed");
+            self.poison(DownCause::Strategy(p));
+            self.deliver();
+            return Err(Refusal::Down(DownCause::Strategy(p)));
+        }
+        let n = self.batch.wishes().len();
+        for i in 0..n {
+            if let Wish::Invalidate(region) = self.batch.wishes()[i] {
+                self.eng.chain_inv(region, i + 1 == n);
+            }
+        }
+        self.eng.stats.local_inv_needed += u64::from(n > 0);
+        let posted = self.post();
+        if matches!(posted, Err(Refusal::Device(_)))
+            && let Some(e) = self.eng.slots.exposures.get_mut(id)
+        {
+            e.state = ExposureState::Exposed;
+        }
+        self.deliver();
+        posted
+    }
+
+    /// Every live region named exactly once, and nothing else (rule 6).
+    fn check_unmap(
+        &self,
+        live: &[RegionId],
+        ended: &[RegionId],
+        twice: bool,
+    ) -> Result<(), Poison> {
+        if twice {
+            return Err(Poison("it ended a region twice"));
+        }
+        for wish in self.batch.wishes() {
+            match wish {
+                Wish::Invalidate(r) if live.contains(r) && !ended.contains(r) => {
+                    if !self.is_fast(*r) {
+                        return Err(Poison("it invalidated a region that has no LOCAL_INV"));
+                    }
+                }
+                _ => {
+                    return Err(Poison(
+                        "it wished for something else than to revoke this exposure",
+                    ));
+                }
+            }
+        }
+        for region in live {
+            let wished = self.batch.wishes().iter().filter(|w| **w == Wish::Invalidate(*region));
+            match wished.count() + usize::from(ended.contains(region)) {
+                1 => {}
+                0 => return Err(Poison("it left a live key unrevoked")),
+                _ => return Err(Poison("it revoked a key twice")),
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the access back although a reply may still come: deregisters, which is allowed at any time (rule 2).
+    ///
+    /// # Shape
+    /// Fenced at once. A WR of this exposure that has not run yet, or a late SEND_WITH_INV, then fails and costs
+    /// the connection: never memory. If the device refuses, the connection goes down, and the fence comes with that.
+    /// # Errors
+    /// [`Refusal::Down`] in that last case.
+    /// # Cost
+    /// One verb a region, and the regions must be rebuilt: prefer [`revoke`](Transport::revoke).
+    pub fn cancel(&mut self, exposed: &Exposed) -> Result<(), Refusal> {
+        self.check_handle(exposed)?;
+        self.cancel_slot(exposed.id)
+    }
+
+    fn cancel_slot(&mut self, id: ExposureId) -> Result<(), Refusal> {
+        self.eng.stats.cancels += 1;
+        self.eng.unstage(id);
+        let mut refused = None;
+        for region in self.eng.part_regions(id) {
+            let Some(r) = self.eng.keys.get(region) else { continue };
+            if r.exposure != Some(id) {
+                continue;
+            }
+            let event = match r.state {
+                KeyState::Invalidating => crate::memreg::Event::InvUnknown,
+                _ => crate::memreg::Event::RegUnknown,
+            };
+            if let Err(e) = self.eng.end_region_and_tell(region, event) {
+                refused = Some(e);
+            }
+        }
+        self.deliver();
+        match refused {
+            None => Ok(()),
+            Some(e) => {
+                self.poison(DownCause::Device(e));
+                self.deliver();
+                Err(Refusal::Down(DownCause::Device(e)))
+            }
+        }
+    }
+
+    /// Returns the bytes of a fenced exposure. The only way to see them again.
+    ///
+    /// # Shape
+    /// Consumes the handle; on error it comes back.
+    /// # Errors
+    /// [`ReclaimRefusal::NotFenced`]: revoke and poll first.
+    /// # Cost
+    /// No system call, no allocation up to four buffers.
+    pub fn reclaim(&mut self, exposed: Exposed) -> Result<Buffers, ReclaimError> {
+        if exposed.transport != self.eng.id {
+            let why = ReclaimRefusal::Misuse(ApiMisuse::ForeignHandle);
+            return Err(ReclaimError { exposed, why });
+        }
+        let why = match self.eng.slots.exposures.get_mut(exposed.id) {
+            None => ReclaimRefusal::Misuse(ApiMisuse::ForeignHandle),
+            Some(e) if e.state == ExposureState::Fenced => {
+                let back = std::mem::take(&mut e.back);
+                let id = exposed.id;
+                drop(exposed.disarm());
+                self.eng.free_exposure(id);
+                return Ok(back);
+            }
+            Some(e) if e.state == ExposureState::Held => ReclaimRefusal::Held,
+            Some(e) => ReclaimRefusal::NotFenced { open: e.open },
+        };
+        Err(ReclaimError { exposed, why })
+    }
+
+    fn check_handle(&self, exposed: &Exposed) -> Result<(), Refusal> {
+        if exposed.transport == self.eng.id {
+            return Ok(());
+        }
+        Err(Refusal::Misuse(ApiMisuse::ForeignHandle))
+    }
+
+    /// Fences what dropped handles have left behind.
+    pub(super) fn sweep_abandoned(&mut self) {
+        if !self.eng.slots.bell_rang() {
+            return;
+        }
+        let gone: Vec<ExposureId> = self
+            .eng
+            .slots
+            .exposures
+            .iter()
+            .filter(|(_, e)| e.flag.is_abandoned())
+            .map(|(id, _)| id)
+            .collect();
+        for id in gone {
+            self.eng.stats.abandoned += 1;
+            let Some(e) = self.eng.slots.exposures.get(id) else { continue };
+            let (state, marked) = (e.state, e.reply_after.is_some());
+            match state {
+                ExposureState::Fenced | ExposureState::Held => self.eng.free_exposure(id),
+                ExposureState::Revoking => {}
+                ExposureState::Staged => self.drop_staged(id),
+                ExposureState::Exposed if self.state != State::Up => {}
+                // Its reply may still invalidate a key: only deregistration is safe (rule 5).
+                ExposureState::Exposed if marked => drop(self.cancel_slot(id)),
+                ExposureState::Exposed => drop(self.unmap(id)),
+            }
+        }
+        let done: Vec<_> = self
+            .eng
+            .slots
+            .locals
+            .iter()
+            .filter(|(_, l)| l.done && l.flag.is_abandoned())
+            .map(|(id, _)| id)
+            .collect();
+        for id in done {
+            self.eng.slots.free_local(id);
+        }
+    }
+
+    /// An abandoned exposure that was never posted: its staged regions go back, granted ones are revoked.
+    fn drop_staged(&mut self, id: ExposureId) {
+        self.eng.unstage(id);
+        let open = self.eng.slots.exposures.get(id).is_some_and(|e| e.open > 0);
+        if open {
+            drop(self.unmap(id));
+        }
+        self.deliver();
+    }
+
+    /// Whether a region is one that only a WR can revoke.
+    fn is_fast(&self, region: RegionId) -> bool {
+        self.eng.keys.get(region).is_some_and(|r| matches!(r.kind, RegionKind::Fast { .. }))
+    }
+}
