@@ -8,6 +8,7 @@ mod caps;
 mod error;
 pub mod fault;
 pub mod sim;
+pub mod trace;
 mod wr;
 
 pub use any::AnyDevice;
