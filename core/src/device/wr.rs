@@ -137,6 +137,11 @@ impl WrChain {
         self.inline.clear();
     }
 
+    /// Removes all but the first `count` WRs; the side tables stay.
+    pub fn truncate(&mut self, count: usize) {
+        self.wrs.truncate(count);
+    }
+
     /// The WRs in post order.
     #[must_use]
     pub fn wrs(&self) -> &[Wr] {
@@ -337,6 +342,15 @@ impl Wc {
         match self {
             Wc::Success(s) => s.wr_id,
             Wc::Error(e) => e.wr_id,
+        }
+    }
+
+    /// The QP.
+    #[must_use]
+    pub fn qp(&self) -> QpId {
+        match self {
+            Wc::Success(s) => s.qp,
+            Wc::Error(e) => e.qp,
         }
     }
 }

@@ -1,87 +1,39 @@
-//! The software device.
-use super::*;
-/// Handle of one node on a fabric.
-#[derive(Clone)]
-pub struct SimDevice;
-impl sealed::Sealed for SimDevice {}
-#[allow(unused_variables, clippy::unimplemented)]
-impl Device for SimDevice {
-    fn id(&self) -> DeviceId {
-        unimplemented!()
-    }
-    fn caps(&self) -> Caps {
-        unimplemented!()
-    }
-    fn name(&self) -> String {
-        unimplemented!()
-    }
-    fn alloc_pd(&self) -> Result<PdId, DeviceError> {
-        unimplemented!()
-    }
-    fn dealloc_pd(&self, pd: PdId) -> Result<(), DeviceError> {
-        unimplemented!()
-    }
-    fn create_cq(&self, entries: u32) -> Result<(CqId, u32), DeviceError> {
-        unimplemented!()
-    }
-    fn destroy_cq(&self, cq: CqId) -> Result<(), DeviceError> {
-        unimplemented!()
-    }
-    fn create_qp(&self, pd: PdId, cq: CqId, ask: QpCaps) -> Result<(QpId, QpCaps), DeviceError> {
-        unimplemented!()
-    }
-    fn qp_to_init(&self, qp: QpId) -> Result<(), DeviceError> {
-        unimplemented!()
-    }
-    fn endpoint(&self, qp: QpId) -> Result<Endpoint, DeviceError> {
-        unimplemented!()
-    }
-    fn qp_to_rts(&self, qp: QpId, peer: Endpoint) -> Result<(), DeviceError> {
-        unimplemented!()
-    }
-    fn qp_to_err(&self, qp: QpId) -> Result<(), DeviceError> {
-        unimplemented!()
-    }
-    fn qp_state(&self, qp: QpId) -> Result<QpState, DeviceError> {
-        unimplemented!()
-    }
-    fn destroy_qp(&self, qp: QpId) -> Result<(), DeviceError> {
-        unimplemented!()
-    }
-    fn dma_map(&self, bytes: &ExposedBytes, home: Option<DmaAddr>) -> Result<DmaAddr, DeviceError> {
-        unimplemented!()
-    }
-    fn dma_unmap(&self, addr: DmaAddr, proof: Fenced) -> Result<Unmapped, (DeviceError, Fenced)> {
-        unimplemented!()
-    }
-    fn reg_mr(
-        &self,
-        pd: PdId,
-        addr: DmaAddr,
-        len: u64,
-        access: Access,
-    ) -> Result<MrKeys, DeviceError> {
-        unimplemented!()
-    }
-    fn alloc_fast_mr(&self, pd: PdId, depth: u32, kind: FastMrKind) -> Result<MrKeys, DeviceError> {
-        unimplemented!()
-    }
-    fn dereg_mr(&self, mr: MrId) -> Result<(), DeviceError> {
-        unimplemented!()
-    }
-    fn post_send(&self, qp: QpId, chain: &WrChain) -> Result<(), PostError> {
-        unimplemented!()
-    }
-    fn post_recv(&self, qp: QpId, wrs: &[RecvWr]) -> Result<(), PostError> {
-        unimplemented!()
-    }
-    fn poll_cq(&self, cq: CqId, max: usize, out: &mut Vec<Wc>) -> Result<usize, DeviceError> {
-        unimplemented!()
-    }
-    fn next_event(&self, qp: QpId) -> Option<AsyncEvent> {
-        unimplemented!()
-    }
-    fn step(&self) -> bool {
-        unimplemented!()
-    }
-}
+//! The software device: an in-process RDMA fabric, deterministic and without hardware.
+//!
+//! ```text
+//! SimDevice (handle) ──► Fabric ──► node: PDs, CQs, QPs, MRs, mapped ranges
+//!                          └─ step: each QP with work runs one WR, in the order of node and QP
+//! ```
+//! It behaves as InfiniBand says where that can be told from outside: queue slots, order, statuses,
+//! QP states, keys and rights, flushes. Where it does not, a `# Divergence` section beside the code
+//! says so. It has no faults of its own and no branches for tests: [`fault`](super::fault) wraps it.
+//!
+//! # Divergence
+//! - A SEND whose peer has no receive posted waits without limit (RNR retry without end).
+//! - One receive has one SGE; a QP has one CQ for both queues; there are no windows, no atomics and
+//!   no shared receive queues.
+//! - A SEND_WITH_INV whose key is refused delivers no byte; on real devices the receive's memory is
+//!   undefined.
+//! - A receive's slot is free once its WC is polled; some devices free it when the message arrives.
+//! - Removing a device ends its mappings only when they are unmapped, but nothing runs on it.
+
+mod counters;
+mod cq;
+mod exec;
+mod fabric;
+mod handle;
+mod iommu;
+mod mr;
+mod node;
+pub mod profile;
+mod qp;
+mod syndrome;
+mod table;
+#[cfg(test)]
+pub(super) mod tests;
+
+pub use counters::SimCounters;
+pub use fabric::Fabric;
+pub use handle::SimDevice;
+pub use profile::Profile;
+pub use syndrome::Syndrome;
