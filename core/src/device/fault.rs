@@ -36,7 +36,7 @@ struct Plan {
     held_qps: Vec<QpId>,
     held: VecDeque<(CqId, Wc)>,
     pending: VecDeque<(CqId, Wc)>,
-    events: VecDeque<AsyncEvent>,
+    events: VecDeque<(QpId, AsyncEvent)>,
 }
 
 #[derive(Debug)]
@@ -121,9 +121,9 @@ impl FaultPlan {
         plan.held = held;
     }
 
-    /// The next event asked for is this one.
-    pub fn inject_event(&self, event: AsyncEvent) {
-        self.lock().events.push_back(event);
+    /// The next event that is asked for of this QP is this one.
+    pub fn inject_event(&self, qp: QpId, event: AsyncEvent) {
+        self.lock().events.push_back((qp, event));
     }
 
     /// Nothing more goes wrong; WCs that are held back come in the next polls.
@@ -376,9 +376,12 @@ impl<D: Device> Device for Faulty<D> {
         Ok(out.len() - start)
     }
 
-    fn next_event(&self) -> Option<AsyncEvent> {
-        let injected = self.plan.lock().events.pop_front();
-        injected.or_else(|| self.inner.next_event())
+    fn next_event(&self, qp: QpId) -> Option<AsyncEvent> {
+        let mut plan = self.plan.lock();
+        let injected = plan.events.iter().position(|&(of, _)| of == qp);
+        let injected = injected.and_then(|i| plan.events.remove(i));
+        drop(plan);
+        injected.map(|(_, event)| event).or_else(|| self.inner.next_event(qp))
     }
 
     fn step(&self) -> bool {

@@ -254,7 +254,7 @@ impl State {
             return Ok(());
         };
         qp.state = QpState::Err;
-        node.events.push_back(AsyncEvent::QpFatal(QpId(id)));
+        qp.events.push_back(AsyncEvent::QpFatal(QpId(id)));
         if why == Syndrome::NotMapped {
             node.counters.iommu_faults += 1;
             return Err(Stop::Fail(WcStatus::RemOpErr, why));
@@ -343,12 +343,15 @@ impl State {
 
 /// A CQ lost a WC: whatever reports to it cannot be trusted any more.
 fn overrun(node: &mut Node, cq: CqId) {
-    node.events.push_back(AsyncEvent::CqOverrun(cq));
     for i in 0..node.qps.len() {
         let (id, qp) = node.qps.at_mut(i);
-        if qp.cq == cq && qp.state != QpState::Err {
+        if qp.cq != cq {
+            continue;
+        }
+        qp.events.push_back(AsyncEvent::CqOverrun(cq));
+        if qp.state != QpState::Err {
             qp.state = QpState::Err;
-            node.events.push_back(AsyncEvent::QpFatal(QpId(id)));
+            qp.events.push_back(AsyncEvent::QpFatal(QpId(id)));
         }
     }
 }

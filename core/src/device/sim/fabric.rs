@@ -80,7 +80,7 @@ impl Fabric {
         self.lock().step()
     }
 
-    /// Steps until nothing can run, at most `max_steps` times; returns how many steps did something.
+    /// Steps until nothing can run, at most `max_steps` times; returns how many did something.
     pub fn run(&self, max_steps: usize) -> usize {
         let mut state = self.lock();
         (0..max_steps).take_while(|_| state.step()).count()
@@ -129,7 +129,6 @@ impl State {
         dead.qps.clear();
         dead.mrs.clear();
         dead.iommu.clear();
-        dead.events.clear();
     }
 
     /// The device of a node is removed under a living process.
@@ -140,9 +139,10 @@ impl State {
         self.leave(node, Life::Unplugged);
         let gone = &mut self.nodes[node];
         for i in 0..gone.qps.len() {
-            gone.qps.at_mut(i).1.state = QpState::Err;
+            let (_, qp) = gone.qps.at_mut(i);
+            qp.state = QpState::Err;
+            qp.events.push_back(AsyncEvent::DeviceFatal);
         }
-        gone.events.push_back(AsyncEvent::DeviceFatal);
     }
 
     fn leave(&mut self, node: usize, life: Life) {
@@ -156,9 +156,10 @@ impl State {
     /// Tells all QPs elsewhere, or on the same node, whose peer on `node` has gone.
     fn tell_peers(&mut self, node: usize, gone: impl Fn(QpId) -> bool) {
         for other in self.nodes.iter_mut().filter(|n| n.life == Life::Up) {
-            for (id, qp) in other.qps.iter() {
+            for i in 0..other.qps.len() {
+                let (id, qp) = other.qps.at_mut(i);
                 if qp.peer.is_some_and(|(n, q)| n == node as u64 && gone(q)) {
-                    other.events.push_back(AsyncEvent::PeerGone(QpId(id)));
+                    qp.events.push_back(AsyncEvent::PeerGone(QpId(id)));
                 }
             }
         }

@@ -212,8 +212,8 @@ impl Device for SimDevice {
         self.live(Verb::PollCq, |n| n.poll_cq(cq, max, out))
     }
 
-    fn next_event(&self) -> Option<AsyncEvent> {
-        self.with(|n| n.events.pop_front())
+    fn next_event(&self, qp: QpId) -> Option<AsyncEvent> {
+        self.with(|n| n.qps.get_mut(qp.0)?.events.pop_front())
     }
 
     fn step(&self) -> bool {

@@ -6,7 +6,8 @@
 //! ```
 //! It behaves as InfiniBand says where that can be told from outside: queue slots, order, statuses,
 //! QP states, keys and rights, flushes. Where it does not, a `# Divergence` section beside the code
-//! says so. It has no faults of its own and no branches for tests: [`fault`](super::fault) wraps it.
+//! says so. It has no faults of its own and no branches for tests:
+//! [`fault`](super::fault) wraps it.
 //!
 //! # Divergence
 //! - A SEND whose peer has no receive posted waits without limit (RNR retry without end).

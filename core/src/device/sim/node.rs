@@ -7,11 +7,10 @@ use super::mr::{MrTable, rights_are_valid};
 use super::qp::Qp;
 use super::table::Table;
 use crate::device::{
-    AsyncEvent, Caps, DeviceError, Endpoint, FastMrKind, LimitInfo, MrKeys, PostError, QpCaps,
-    QpState, RecvWr, Verb, Wc, WrChain, errno,
+    Caps, DeviceError, Endpoint, FastMrKind, LimitInfo, MrKeys, PostError, QpCaps, QpState, RecvWr,
+    Verb, Wc, WrChain, errno,
 };
 use crate::types::{Access, CqId, DmaAddr, Epoch, MrId, PdId, QpId};
-use std::collections::VecDeque;
 
 /// The state of one node.
 #[derive(Debug)]
@@ -23,7 +22,6 @@ pub(super) struct Node {
     pub(super) qps: Table<Qp>,
     pub(super) mrs: MrTable,
     pub(super) iommu: Iommu,
-    pub(super) events: VecDeque<AsyncEvent>,
     pub(super) counters: SimCounters,
 }
 
@@ -47,7 +45,6 @@ impl Node {
             qps: Table::new(QP_NUMBER_MAX),
             mrs: MrTable::new(seed),
             iommu: Iommu::new(u64::from(caps.page_size)),
-            events: VecDeque::new(),
             counters: SimCounters::default(),
             caps,
         }
@@ -95,9 +92,7 @@ impl Node {
             return Err(DeviceError::new(Verb::DestroyCq, errno::EBUSY));
         }
         let gone = self.cqs.remove(cq.0);
-        gone.ok_or(DeviceError::new(Verb::DestroyCq, errno::EINVAL))?;
-        self.events.retain(|e| *e != AsyncEvent::CqOverrun(cq));
-        Ok(())
+        gone.map(drop).ok_or(DeviceError::new(Verb::DestroyCq, errno::EINVAL))
     }
 
     pub(super) fn create_qp(
@@ -164,8 +159,6 @@ impl Node {
         if let Some(cq) = self.cqs.get_mut(gone.cq.0) {
             cq.forget(qp);
         }
-        let of_qp = [AsyncEvent::QpFatal(qp), AsyncEvent::PeerGone(qp)];
-        self.events.retain(|e| !of_qp.contains(e));
         Ok(())
     }
 

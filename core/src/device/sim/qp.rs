@@ -2,8 +2,8 @@
 
 use super::mr::Registration;
 use crate::device::{
-    Caps, DeviceError, LimitInfo, PageEntry, Payload, QpCaps, QpState, RecvWr, Sge, Verb, Wr,
-    WrChain, WrOp, errno,
+    AsyncEvent, Caps, DeviceError, LimitInfo, PageEntry, Payload, QpCaps, QpState, RecvWr, Sge,
+    Verb, Wr, WrChain, WrOp, errno,
 };
 use crate::types::{CqId, PdId, QpId, Rkey, WrId};
 use std::collections::VecDeque;
@@ -17,6 +17,8 @@ pub(super) struct Qp {
     /// Node and QP number of the other end, from RTR on.
     pub(super) peer: Option<(u64, QpId)>,
     pub(super) granted: QpCaps,
+    /// Events of this QP, its CQ and its device that nobody has asked for yet.
+    pub(super) events: VecDeque<AsyncEvent>,
     pub(super) sq: SendQueue,
     pub(super) rq: RecvQueue,
 }
@@ -78,6 +80,7 @@ impl Qp {
             state: QpState::Reset,
             peer: None,
             granted,
+            events: VecDeque::new(),
             sq: SendQueue {
                 depth: granted.max_send_wr,
                 accepted: 0,

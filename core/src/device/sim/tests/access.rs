@@ -20,7 +20,7 @@ fn refused(a: &Side, b: &Side, addr: u64, rkey: Rkey, reason: Syndrome) {
     }
     let counters = b.dev.counters();
     assert_eq!((counters.bytes_written, counters.remote_refusals), (0, 1));
-    assert_eq!(b.dev.next_event(), Some(AsyncEvent::QpFatal(b.qp)));
+    assert_eq!(b.dev.next_event(b.qp), Some(AsyncEvent::QpFatal(b.qp)));
 }
 
 #[test]

@@ -281,9 +281,9 @@ fn b33_cq_overrun_loses_wcs_and_takes_its_qps_down() {
     }
     assert_eq!(a.outcome(), [(0, OK), (1, OK)]);
     assert_eq!(a.dev.qp_state(a.qp), Ok(QpState::Err));
-    assert_eq!(a.dev.next_event(), Some(AsyncEvent::CqOverrun(a.cq)));
-    assert_eq!(a.dev.next_event(), Some(AsyncEvent::QpFatal(a.qp)));
-    assert_eq!(a.dev.next_event(), None);
+    assert_eq!(a.dev.next_event(a.qp), Some(AsyncEvent::CqOverrun(a.cq)));
+    assert_eq!(a.dev.next_event(a.qp), Some(AsyncEvent::QpFatal(a.qp)));
+    assert_eq!(a.dev.next_event(a.qp), None);
     assert_eq!((a.dev.counters().wcs, a.dev.counters().wcs_lost), (2, 2));
     assert_eq!(a.outcome(), [], "the CQ stays dead");
 }
