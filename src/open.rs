@@ -1,0 +1,228 @@
+//! From settings to an open transport: device, strategy, queues.
+
+use crate::Transport;
+use memreg_config::{DeviceSettings, ProfileSource, Settings, SimSettings, StrategyChoice};
+use memreg_core::device::sim::{Fabric, Profile, profile};
+use memreg_core::device::{AnyDevice, Device};
+use memreg_core::error::Disposition;
+use memreg_core::transport::{OpenOptions, error};
+use memreg_selector::{Candidate, SelectError, Tried, Wanted, rechoose};
+use memreg_strategies::{BuildOptions, Registry, RegistryError};
+
+/// An open transport, and how its strategy came to be chosen.
+#[derive(Debug)]
+pub struct Opened {
+    /// Ready to be connected.
+    pub transport: Transport,
+    /// Every known strategy with the reason why it was taken or not; one that the device turned out
+    /// not to support says `tried, failed: …`.
+    pub candidates: Vec<Candidate>,
+}
+
+/// Nothing could be opened; nothing is left over.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The configuration names a profile that this build does not have.
+    #[error("device.profile: no profile is named {name:?}; known are {}", profile::names().join(", "))]
+    UnknownProfile {
+        /// The name.
+        name: String,
+    },
+    /// The configuration asks for hardware, which this build cannot drive.
+    #[error(
+        "device.kind = \"verbs\": this build has no libibverbs support; use device.kind = \"sim\""
+    )]
+    VerbsNotBuilt,
+    /// Two strategies linked into this program collide.
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+    /// No strategy to use; it has the reason for each.
+    #[error(transparent)]
+    Select(#[from] SelectError),
+    /// The transport failed for a reason that no other strategy would mend.
+    #[error(transparent)]
+    Transport(#[from] error::OpenError),
+}
+
+impl OpenError {
+    /// What to do about it.
+    #[must_use]
+    pub fn disposition(&self) -> Disposition {
+        match self {
+            OpenError::Transport(e) => e.disposition(),
+            _ => Disposition::Fatal,
+        }
+    }
+
+    /// All known strategies with their reasons; empty if it did not come to a choice.
+    #[must_use]
+    pub fn candidates(&self) -> &[Candidate] {
+        match self {
+            OpenError::Select(e) => e.candidates(),
+            _ => &[],
+        }
+    }
+}
+
+/// Opens the device that the settings describe, and a transport on it with the strategy they ask for.
+///
+/// # Shape
+/// A software device gets a fabric of its own; its peer opens with [`open_beside`].
+/// # Errors
+/// [`OpenError`]. With `strategy.name = "auto"` a strategy that the device announces and then
+/// refuses is passed over, and [`Opened::candidates`] says so; a strategy that was named is never
+/// replaced.
+pub fn open(settings: &Settings) -> Result<Opened, OpenError> {
+    open_on(open_device(settings)?, settings)
+}
+
+/// Opens a transport on a new device that is on the same fabric as `other`, which can be its peer.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_beside(other: &Transport, settings: &Settings) -> Result<Opened, OpenError> {
+    let AnyDevice::Sim(device) = other.device();
+    open_on(sim_node(device.fabric(), "sim-peer", settings)?, settings)
+}
+
+/// Opens the device that the settings describe.
+///
+/// # Errors
+/// [`OpenError::UnknownProfile`], [`OpenError::VerbsNotBuilt`].
+pub fn open_device(settings: &Settings) -> Result<AnyDevice, OpenError> {
+    match &settings.device {
+        DeviceSettings::Sim(sim) => sim_node(&Fabric::new(sim.seed), "sim", settings),
+        DeviceSettings::Verbs(_) => Err(OpenError::VerbsNotBuilt),
+    }
+}
+
+/// Opens a transport on a device that is open already.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_on(device: AnyDevice, settings: &Settings) -> Result<Opened, OpenError> {
+    let registry = Registry::new()?;
+    let caps = device.caps();
+    let (wanted, options) = (wanted(settings), build_options(settings));
+    let open_options = OpenOptions { ask: settings.ask, ..OpenOptions::default() };
+    let mut tried: Vec<Tried> = vec![];
+    loop {
+        let choice = rechoose(&registry, &caps, &settings.ask, &wanted, &options, &tried)?;
+        let name = memreg_core::MemReg::name(&choice.strategy);
+        match Transport::open(device.clone(), choice.strategy, &open_options) {
+            Ok(transport) => return Ok(Opened { transport, candidates: choice.candidates }),
+            Err(error::OpenError::Device { source, .. }) => {
+                tracing::warn!(strategy = name, error = %source, "strategy tried, failed");
+                tried.push(Tried { name: name.to_owned(), failed: source.to_string() });
+            }
+            Err(e) => return Err(e.into()),
+        }
+    }
+}
+
+/// What the software device of these settings resembles: profile, file and overrides merged.
+///
+/// # Errors
+/// [`OpenError::UnknownProfile`].
+pub fn profile_of(sim: &SimSettings) -> Result<Profile, OpenError> {
+    let name = sim.base();
+    let base = profile::builtin(name)
+        .ok_or_else(|| OpenError::UnknownProfile { name: name.to_owned() })?;
+    let caps = sim.caps_over(base.caps.clone());
+    Ok(match &sim.profile {
+        ProfileSource::Builtin(_) => Profile { caps, ..base },
+        ProfileSource::File(file) => Profile {
+            name: file.name.clone().into(),
+            about: file.about.clone().into(),
+            caps,
+            source: format!("{}, over profile {name}", file.path.display()).into(),
+        },
+    })
+}
+
+/// The strategy that the settings ask for, as the selector takes it.
+pub(crate) fn wanted(settings: &Settings) -> Wanted {
+    match &settings.strategy.choice {
+        StrategyChoice::Auto { order } => Wanted::new("auto", order.clone()),
+        StrategyChoice::Named(name) => Wanted::new(name, Wanted::default().order),
+    }
+}
+
+/// What strategies are built with.
+pub(crate) fn build_options(settings: &Settings) -> BuildOptions {
+    BuildOptions {
+        danger_trust_peer: settings.ask.danger_trust_peer,
+        options: settings.strategy.options.clone(),
+    }
+}
+
+fn sim_node(fabric: &Fabric, name: &str, settings: &Settings) -> Result<AnyDevice, OpenError> {
+    match &settings.device {
+        DeviceSettings::Sim(sim) => Ok(fabric.add_node(name, profile_of(sim)?.caps).into()),
+        DeviceSettings::Verbs(_) => Err(OpenError::VerbsNotBuilt),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use memreg_config::Loader;
+
+    fn settings(sets: &[&str]) -> Settings {
+        sets.iter().fold(Loader::new(), |l, s| l.set(*s)).load().unwrap().settings
+    }
+
+    fn reason<'a>(candidates: &'a [Candidate], name: &str) -> &'a str {
+        &candidates.iter().find(|c| c.name == name).unwrap().reason
+    }
+
+    fn left_over(device: &AnyDevice) -> u64 {
+        let AnyDevice::Sim(sim) = device;
+        let c = sim.counters();
+        c.pds + c.cqs + c.qps + c.mrs + c.mapped_ranges
+    }
+
+    #[test]
+    fn opens_what_the_settings_ask_for() {
+        let o = open(&settings(&[])).unwrap();
+        assert_eq!(o.transport.strategy_name(), "frwr");
+        let o = open(&settings(&["strategy.name=fmr"])).unwrap();
+        assert_eq!(o.transport.strategy_name(), "fmr");
+        let o = open(&settings(&["device.profile=no-fast-registration"])).unwrap();
+        assert_eq!(o.transport.strategy_name(), "fmr");
+        assert_eq!(reason(&o.candidates, "frwr"), "device has no MEM_MGT_EXTENSIONS");
+    }
+
+    /// Room for the message buffers, and not for one operation's regions: announced, then refused.
+    const TOO_FEW_MRS: &str = "device.caps.max_mr=4";
+
+    #[test]
+    fn b17_auto_falls_back_and_says_so() {
+        let s = settings(&[TOO_FEW_MRS]);
+        let device = open_device(&s).unwrap();
+        let o = open_on(device.clone(), &s).unwrap();
+        assert_eq!(o.transport.strategy_name(), "fmr");
+        let why = reason(&o.candidates, "frwr");
+        assert!(why.starts_with("tried, failed: alloc_mr: ENOMEM (12)"), "{why}");
+        drop(o);
+        assert_eq!(left_over(&device), 0);
+    }
+
+    #[test]
+    fn b17_a_named_strategy_is_an_error_with_the_same_code() {
+        let s = settings(&[TOO_FEW_MRS, "strategy.name=frwr"]);
+        let device = open_device(&s).unwrap();
+        let e = open_on(device.clone(), &s).unwrap_err();
+        assert!(e.to_string().contains("tried, failed: alloc_mr: ENOMEM (12)"), "{e}");
+        assert_eq!(left_over(&device), 0);
+    }
+
+    #[test]
+    fn unknown_profiles_list_the_known_ones_and_verbs_is_not_built() {
+        let e = open(&settings(&["device.profile=connectx"])).unwrap_err().to_string();
+        assert!(e.contains("\"connectx\"") && e.contains("connectx-5-like, shallow"), "{e}");
+        let e = open(&settings(&["device.kind=verbs"])).unwrap_err();
+        assert!(matches!(e, OpenError::VerbsNotBuilt));
+    }
+}
