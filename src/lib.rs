@@ -6,7 +6,7 @@
 //! why), [`config`] (what the user wants).
 //!
 //! ```text
-//! DmaBuf ──expose──► Exposed ──send──► the peer reads or writes ──revoke, poll──► reclaim ──► DmaBuf
+//! DmaBuf ─expose─► Exposed ─send─► the peer reads or writes ─revoke, poll─► reclaim ─► DmaBuf
 //! ```
 //! While a buffer is exposed there is no way to look at its bytes: `expose` has moved it away, and
 //! `reclaim` gives it back only once no key reaches it.

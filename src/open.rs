@@ -24,7 +24,10 @@ pub struct Opened {
 #[non_exhaustive]
 pub enum OpenError {
     /// The configuration names a profile that this build does not have.
-    #[error("device.profile: no profile is named {name:?}; known are {}", profile::names().join(", "))]
+    #[error(
+        "device.profile: no profile is named {name:?}; known are {}",
+        profile::names().join(", ")
+    )]
     UnknownProfile {
         /// The name.
         name: String,
@@ -65,7 +68,8 @@ impl OpenError {
     }
 }
 
-/// Opens the device that the settings describe, and a transport on it with the strategy they ask for.
+/// Opens the device that the settings describe, and a transport on it with the strategy they ask
+/// for.
 ///
 /// # Shape
 /// A software device gets a fabric of its own; its peer opens with [`open_beside`].

@@ -197,8 +197,8 @@ impl<'a> Draft<'a> {
     }
 }
 
-/// One source lists at most this many problems of its values: beyond, it is some other file, and near
-/// misses of a hundred thousand names take their time.
+/// One source lists at most this many problems of its values: beyond, it is some other file, and
+/// near misses of a hundred thousand names take their time.
 pub(crate) const MOST: usize = 100;
 
 /// Ends a list of problems that is too long.

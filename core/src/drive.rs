@@ -1,7 +1,7 @@
 //! Thin drivers for those who have nothing else to do than wait.
 //!
-//! A transport does nothing unless polled, and the software device nothing unless stepped. These functions do both.
-//! On hardware [`settle`] polls and never steps.
+//! A transport does nothing unless polled, and the software device nothing unless stepped. These
+//! functions do both. On hardware [`settle`] polls and never steps.
 
 use crate::device::{Device, DeviceError};
 use crate::memreg::MemReg;

@@ -30,7 +30,8 @@ pub enum ApiMisuse {
     /// The handle belongs to another transport.
     #[error("handle of another transport")]
     ForeignHandle,
-    /// The reply token is of an earlier connection, or older than the message that it is said to answer.
+    /// The reply token is of an earlier connection, or older than the message that it is said to
+    /// answer.
     #[error("reply token does not belong to a reply received after the message was sent")]
     WrongToken,
     /// The call does not fit the connection's state.

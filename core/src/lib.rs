@@ -1,9 +1,10 @@
-//! Registration of memory for remote access: the [`MemReg`] trait, the engine that alone decides when a key is
-//! dead, the [`Transport`](transport::Transport) that drives both, and the devices they run on.
+//! Registration of memory for remote access: the [`MemReg`] trait, the engine that alone decides
+//! when a key is dead, the [`Transport`](transport::Transport) that drives both, and the devices
+//! they run on.
 //!
-//! Read the modules in the order in which a buffer travels:
-//! [`mem`] (who owns the bytes) → [`transport`] (`expose`, `send`, `revoke`, `reclaim`) → [`memreg`] (what a
-//! strategy may wish for) → [`engine`] (keys, ring, ledger: the rules) → [`device`] (what carries it out).
+//! Read the modules in the order in which a buffer travels: [`mem`] (who owns the bytes) →
+//! [`transport`] (`expose`, `send`, `revoke`, `reclaim`) → [`memreg`] (what a strategy may wish
+//! for) → [`engine`] (keys, ring, ledger: the rules) → [`device`] (what carries it out).
 #![deny(unsafe_code)]
 
 pub mod device;

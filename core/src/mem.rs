@@ -3,9 +3,9 @@
 //! ```text
 //! DmaBuf ──expose──► ExposedBytes (+ a clone in the device's mapping) ──Fenced, unmapped──► DmaBuf
 //! ```
-//! A `&[u8]` of the bytes exists only through a [`DmaBuf`], and a `DmaBuf` exists only while nothing else can reach
-//! them: exposing consumes it, and getting it back needs the proof [`Unmapped`], which only the engine can make.
-//! This is one of the two modules with `unsafe` code.
+//! A `&[u8]` of the bytes exists only through a [`DmaBuf`], and a `DmaBuf` exists only while
+//! nothing else can reach them: exposing consumes it, and getting it back needs the proof
+//! [`Unmapped`], which only the engine can make. This is one of the two modules with `unsafe` code.
 #![allow(unsafe_code)] // the only owner of raw bytes
 
 use crate::types::{DeviceId, DmaAddr, Lkey, MrId};
@@ -23,7 +23,8 @@ pub(crate) struct Allocation {
     len: usize,
 }
 
-/// The right to reach the bytes. Unique exactly when one [`DmaBuf`] or one [`ExposedBytes`] holds it.
+/// The right to reach the bytes. Unique exactly when one [`DmaBuf`] or one [`ExposedBytes`] holds
+/// it.
 struct View {
     alloc: Arc<Allocation>,
 }
@@ -47,10 +48,12 @@ pub enum AllocError {
     },
 }
 
-/// A buffer that can be exposed to a peer. Anonymous mapped memory, page-aligned, zero until written.
+/// A buffer that can be exposed to a peer. Anonymous mapped memory, page-aligned, zero until
+/// written.
 ///
 /// # Shape
-/// Owned by the program while it can see a `DmaBuf`; `expose`, `read` and `write` move it into the transport.
+/// Owned by the program while it can see a `DmaBuf`; `expose`, `read` and `write` move it into the
+/// transport.
 /// # Cost
 /// Pages cost nothing until touched: 8 GiB of untouched buffer is an address range.
 pub struct DmaBuf {
@@ -98,10 +101,11 @@ impl Deref for DmaBuf {
     fn deref(&self) -> &[u8] {
         let alloc = &self.view.alloc;
         let ptr = alloc.map.as_ptr();
-        // SAFETY: the mapping is live (we hold the allocation), readable, `len` bytes long, and initialised (zero
-        // pages). Nobody writes through another path: this `DmaBuf` holds the only `View`, as `new` made it and as
-        // `ExposedBytes::into_buf` checked, so no `ExposedBytes` exists; and what a device was lent of it has been
-        // proven unmapped by `Unmapped`.
+        // SAFETY: the mapping is live (we hold the allocation), readable, `len` bytes long, and
+        // initialised (zero pages). Nobody writes through another path: this `DmaBuf` holds the
+        // only `View`, as `new` made it and as `ExposedBytes::into_buf` checked, so no
+        // `ExposedBytes` exists; and what a device was lent of it has been proven unmapped by
+        // `Unmapped`.
         unsafe { std::slice::from_raw_parts(ptr, alloc.len) }
     }
 }
@@ -121,10 +125,12 @@ impl fmt::Debug for DmaBuf {
     }
 }
 
-/// Bytes that something other than this program's code may change at any moment. Copies in and out, never a slice.
+/// Bytes that something other than this program's code may change at any moment. Copies in and out,
+/// never a slice.
 ///
 /// # Ordering
-/// Each copy is a sequence of relaxed atomic word accesses: concurrent copies tear, and nothing worse.
+/// Each copy is a sequence of relaxed atomic word accesses: concurrent copies tear, and nothing
+/// worse.
 #[derive(Clone)]
 pub struct ExposedBytes {
     view: Arc<View>,
@@ -145,7 +151,8 @@ impl ExposedBytes {
         self.len() == 0
     }
 
-    /// The first byte's address as this process sees it. For a device that addresses memory like the CPU.
+    /// The first byte's address as this process sees it. For a device that addresses memory like
+    /// the CPU.
     #[must_use]
     pub fn addr(&self) -> u64 {
         self.view.alloc.map.as_ptr() as u64
@@ -203,8 +210,8 @@ impl ExposedBytes {
     /// Returns the CPU's view, if this is the last holder of the bytes.
     ///
     /// # Errors
-    /// Hands itself back while a device's mapping still holds a clone: a device that claims to have unmapped and
-    /// did not, which the caller must keep and count.
+    /// Hands itself back while a device's mapping still holds a clone: a device that claims to have
+    /// unmapped and did not, which the caller must keep and count.
     pub(crate) fn into_buf(
         mut self,
         _proof: Unmapped,
@@ -221,16 +228,17 @@ impl ExposedBytes {
         (end <= self.len()).then_some(at..end)
     }
 
-    /// Word `index` of the mapping; every access to exposed bytes is of this one size, so none are mixed.
+    /// Word `index` of the mapping; every access to exposed bytes is of this one size, so none are
+    /// mixed.
     fn word(&self, index: usize) -> &AtomicU64 {
         let map = &self.view.alloc.map;
         debug_assert!((index + 1) * WORD <= map.len());
-        // SAFETY: callers pass an index below the word-rounded length (`checked`), so the offset stays inside the
-        // mapping.
+        // SAFETY: callers pass an index below the word-rounded length (`checked`), so the offset
+        // stays inside the mapping.
         let ptr = unsafe { map.as_mut_ptr().cast::<AtomicU64>().add(index) };
-        // SAFETY: in bounds (above), aligned (mappings are page-aligned), live for `&self` (we hold the
-        // allocation), initialised, and only ever accessed as whole atomic words while a `View` is shared: a plain
-        // slice needs the unique `DmaBuf`, which cannot exist beside `self`.
+        // SAFETY: in bounds (above), aligned (mappings are page-aligned), live for `&self` (we hold
+        // the allocation), initialised, and only ever accessed as whole atomic words while a `View`
+        // is shared: a plain slice needs the unique `DmaBuf`, which cannot exist beside `self`.
         unsafe { &*ptr }
     }
 }
@@ -263,10 +271,12 @@ impl Unmapped {
     }
 }
 
-/// Where a buffer lives on the device that used it last, and its registration there. Travels with the buffer.
+/// Where a buffer lives on the device that used it last, and its registration there. Travels with
+/// the buffer.
 ///
-/// The MR carries local rights only, so keeping it registered exposes nothing. A placement of another device, PD
-/// or generation is never used: it is dropped, and its MR goes to that device's queue.
+/// The MR carries local rights only, so keeping it registered exposes nothing. A placement of
+/// another device, PD or generation is never used: it is dropped, and its MR goes to that device's
+/// queue.
 #[derive(Debug)]
 pub(crate) struct Placement {
     pub(crate) device: DeviceId,
@@ -290,7 +300,8 @@ impl Drop for LocalMr {
     }
 }
 
-/// MRs whose buffers were dropped or moved on; the owner of the PD deregisters them when it is next driven.
+/// MRs whose buffers were dropped or moved on; the owner of the PD deregisters them when it is next
+/// driven.
 #[derive(Debug, Default)]
 pub(crate) struct DeregQueue {
     inner: Mutex<DeregInner>,

@@ -1,9 +1,10 @@
 //! What a strategy is: the [`MemReg`] trait and the only three things it may touch.
 //!
-//! A strategy is a state machine without I/O. It sees shapes ([`SegList`]), never addresses; it wishes for
-//! registrations and invalidations by handle ([`WrBatch`]), never by key; it makes and ends regions through
-//! [`Control`]. The engine turns wishes into WRs, owns keys and rights, and alone decides when a key is dead. So a
-//! wrong strategy costs its connection, and never gives bytes back early.
+//! A strategy is a state machine without I/O. It sees shapes ([`SegList`]), never addresses; it
+//! wishes for registrations and invalidations by handle ([`WrBatch`]), never by key; it makes and
+//! ends regions through [`Control`]. The engine turns wishes into WRs, owns keys and rights, and
+//! alone decides when a key is dead. So a wrong strategy costs its connection, and never gives
+//! bytes back early.
 
 use crate::device::{Caps, DeviceError, FastMrKind};
 use crate::error::Disposition;
@@ -11,8 +12,8 @@ use crate::sizing::{Ask, Limits, SizeError};
 use std::ops::Range;
 
 slotmap::new_key_type! {
-    /// Names one region: an MR or window with a key of its own. Generational: the id of an ended region never names
-    /// another.
+    /// Names one region: an MR or window with a key of its own. Generational: the id of an ended
+    /// region never names another.
     pub struct RegionId;
 }
 
@@ -22,34 +23,38 @@ pub const MAX_REGIONS: usize = 16;
 /// A way of granting a peer access to memory and taking it back.
 ///
 /// # Shape
-/// One value per connection, in the order `check`, `open`, `fill`, then any of the others, from one thread at a
-/// time. `map` and `unmap` are called once per exposure, with the regions of that exposure only.
+/// One value per connection, in the order `check`, `open`, `fill`, then any of the others, from one
+/// thread at a time. `map` and `unmap` are called once per exposure, with the regions of that
+/// exposure only.
 /// # Errors
-/// A [`Poison`] from any method ends the connection: QP to ERR, drain, every key destroyed, then the bytes return.
-/// A panic does the same.
+/// A [`Poison`] from any method ends the connection: QP to ERR, drain, every key destroyed, then
+/// the bytes return. A panic does the same.
 pub trait MemReg: Send {
     /// The name used in the configuration and in reports.
     fn name(&self) -> &'static str;
 
-    /// Whether the strategy can work on such a device; the reason if not. Must not allocate device objects.
+    /// Whether the strategy can work on such a device; the reason if not. Must not allocate device
+    /// objects.
     fn check(&self, caps: &Caps) -> Result<(), Reject>;
 
-    /// Sizes the queues for what was asked. Pure: the same answer every time, no device object made.
+    /// Sizes the queues for what was asked. Pure: the same answer every time, no device object
+    /// made.
     ///
     /// # Errors
     /// [`SizeError`] when not even one operation fits, with the numbers.
     fn open(&mut self, caps: &Caps, ask: &Ask) -> Result<Limits, SizeError>;
 
-    /// Makes regions until the pool holds at least `regions` usable ones. Called before the first `map`, after
-    /// reconnects, and when `map` found the pool empty.
+    /// Makes regions until the pool holds at least `regions` usable ones. Called before the first
+    /// `map`, after reconnects, and when `map` found the pool empty.
     fn fill(&mut self, ctl: &mut dyn Control, regions: usize) -> Result<(), DeviceError>;
 
     /// Covers the bytes `0..segs.total()` exactly once, in order, with regions: by
     /// [`WrBatch::register`] and the granting calls of [`Control`].
     ///
     /// # Errors
-    /// On error, and when the batch does not cover the bytes, the engine undoes this call: each region named in the
-    /// batch gets [`Event::NeverPosted`], each region granted through `Control` is ended.
+    /// On error, and when the batch does not cover the bytes, the engine undoes this call: each
+    /// region named in the batch gets [`Event::NeverPosted`], each region granted through `Control`
+    /// is ended.
     fn map(
         &mut self,
         ctl: &mut dyn Control,
@@ -75,7 +80,8 @@ pub trait MemReg: Send {
     /// The first device error; regions already rebuilt stay so.
     fn recover(&mut self, ctl: &mut dyn Control, budget: usize) -> Result<usize, DeviceError>;
 
-    /// The QP is drained and gone: no WR of it is outstanding. Events for its regions have been given.
+    /// The QP is drained and gone: no WR of it is outstanding. Events for its regions have been
+    /// given.
     fn on_drained(&mut self);
 }
 
@@ -133,8 +139,8 @@ impl<T: MemReg + ?Sized> MemReg for Box<T> {
 pub enum Event {
     /// Its registration took effect.
     Registered,
-    /// Its registration was flushed or failed, or the region was ended by the engine: nobody knows its key's state.
-    /// It must not be used until `recover` has rebuilt it.
+    /// Its registration was flushed or failed, or the region was ended by the engine: nobody knows
+    /// its key's state. It must not be used until `recover` has rebuilt it.
     RegUnknown,
     /// Its invalidation took effect: the key is dead and the region can be used again.
     Invalidated,
@@ -142,29 +148,33 @@ pub enum Event {
     InvUnknown,
     /// The peer invalidated it: the key is dead and the region can be used again.
     RemoteInvalidated,
-    /// Its registration was wished for and never reached the device: the region can be used again at once.
+    /// Its registration was wished for and never reached the device: the region can be used again
+    /// at once.
     NeverPosted,
 }
 
 /// Makes and ends regions. Every call may cost a system call.
 ///
 /// # Errors
-/// A region outside this call's reach, or a call that does not fit (granting outside `map`), is `EINVAL` and changes
-/// nothing.
+/// A region outside this call's reach, or a call that does not fit (granting outside `map`), is
+/// `EINVAL` and changes nothing.
 pub trait Control {
-    /// Makes a region for [`WrBatch::register`] with room for `depth` page-list entries. Its key is dead.
+    /// Makes a region for [`WrBatch::register`] with room for `depth` page-list entries. Its key is
+    /// dead.
     fn alloc_region(&mut self, depth: u32, kind: FastMrKind) -> Result<RegionId, DeviceError>;
 
-    /// In `map`: registers `bytes` with the rights of the exposure as an ordinary MR. The key is live at once.
-    /// The bytes must lie within one segment.
+    /// In `map`: registers `bytes` with the rights of the exposure as an ordinary MR. The key is
+    /// live at once. The bytes must lie within one segment.
     fn reg_mr(&mut self, bytes: Range<u64>) -> Result<RegionId, DeviceError>;
 
-    /// Ends a region and its key, in whatever state it is. In `map`: regions of this call and idle ones; in `unmap`:
-    /// regions of this exposure; else: idle or condemned ones. Ending one that the engine has already ended is fine.
+    /// Ends a region and its key, in whatever state it is. In `map`: regions of this call and idle
+    /// ones; in `unmap`: regions of this exposure; else: idle or condemned ones. Ending one that
+    /// the engine has already ended is fine.
     fn dereg(&mut self, region: RegionId) -> Result<(), DeviceError>;
 
-    /// In `map`: takes part of the bounce arena for `bytes`, copying them in if the peer is to read. The region's
-    /// key is that of the arena: it is never revoked. `dereg` gives the part back, copying out if the peer wrote.
+    /// In `map`: takes part of the bounce arena for `bytes`, copying them in if the peer is to
+    /// read. The region's key is that of the arena: it is never revoked. `dereg` gives the part
+    /// back, copying out if the peer wrote.
     ///
     /// Needs [`Limits::arena_bytes`] > 0 and the caller's `danger_trust_peer`.
     fn bounce(&mut self, bytes: Range<u64>) -> Result<RegionId, DeviceError>;
@@ -225,8 +235,9 @@ impl<'a> SegList<'a> {
 
     /// How many bytes from `from` one region of `depth` page-list entries can cover.
     ///
-    /// Without `gaps` it stops at the first joint where a segment does not end, or the next does not start, on a
-    /// page boundary (MAP-06). At least one byte is always covered while `from < total` and `depth > 0` (MAP-08).
+    /// Without `gaps` it stops at the first joint where a segment does not end, or the next does
+    /// not start, on a page boundary (MAP-06). At least one byte is always covered while `from <
+    /// total` and `depth > 0` (MAP-08).
     #[must_use]
     pub fn run(&self, from: u64, depth: u32, gaps: bool) -> Run {
         let page = u64::from(self.page_size);
@@ -259,7 +270,8 @@ impl<'a> SegList<'a> {
                     run.bytes += left * page - offset;
                     run.entries = depth;
                 } else if run.bytes > 0 {
-                    // No room for the joint's next page: the gap seen just now is not part of the run.
+                    // No room for the joint's next page: the gap seen just now is not part of the
+                    // run.
                     run.gaps &= self.run_has_gap(from, run.bytes);
                 }
                 return run;

@@ -24,7 +24,8 @@ pub type Options = std::collections::BTreeMap<String, OptionValue>;
 
 /// Announces a strategy; const-constructible, for `inventory::submit!`.
 ///
-/// `inventory` registers nothing from a crate that nobody names: the binary must say `use plugin_crate as _;`.
+/// `inventory` registers nothing from a crate that nobody names: the binary must say `use
+/// plugin_crate as _;`.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry {
     /// The strategy's name in the configuration.

@@ -1,5 +1,5 @@
-//! Queue sizes as pure functions of the device's limits and the user's wish (spec §1.4 with D-05, D-06 and D-08
-//! mended).
+//! Queue sizes as pure functions of the device's limits and the user's wish (spec §1.4 with D-05,
+//! D-06 and D-08 mended).
 
 use crate::device::Caps;
 use crate::memreg::MAX_REGIONS;
@@ -69,7 +69,8 @@ pub struct Limits {
     pub credits: u32,
     /// Extra slots for calls of the peer.
     pub backchannel: u32,
-    /// Send-queue slots: `credits * wr_per_request + backchannel + 1`, the last for the drain sentinel.
+    /// Send-queue slots: `credits * wr_per_request + backchannel + 1`, the last for the drain
+    /// sentinel.
     pub max_send_wr: u32,
     /// Receive-queue slots.
     pub max_recv_wr: u32,
@@ -95,7 +96,8 @@ pub struct Limits {
 pub enum SizeError {
     /// The send queue is too short.
     #[error(
-        "one operation needs {need} send-queue slots ({wr} WRs, {backchannel} backchannel, 1 drain), max_qp_wr is {limit}"
+        "one operation needs {need} send-queue slots ({wr} WRs, {backchannel} backchannel, \
+         1 drain), max_qp_wr is {limit}"
     )]
     SendQueue {
         /// Slots of the whole queue for one operation.
@@ -147,8 +149,8 @@ pub struct PerRequest {
 
 /// Regions and WRs of one operation for a strategy that registers page lists by WR.
 ///
-/// With P = pages of the largest payload at any offset and d = min(P, page list): R = min(ceil(P/d) + 2, 16) for
-/// payload, head and tail; 2R + 1 WRs; payload pages = min(P, (R − 2)·d).
+/// With P = pages of the largest payload at any offset and d = min(P, page list): R = min(ceil(P/d)
+/// + 2, 16) for payload, head and tail; 2R + 1 WRs; payload pages = min(P, (R − 2)·d).
 ///
 /// # Errors
 /// [`SizeError::Zero`], [`SizeError::PageSize`].
@@ -180,7 +182,8 @@ pub fn page_list_request(caps: &Caps, ask: &Ask) -> Result<PerRequest, SizeError
 /// Sizes the queues for `per` and reports what the device's limits lowered.
 ///
 /// # Errors
-/// [`SizeError::SendQueue`] when no credit is left, [`SizeError::Cq`] when the CQ cannot hold every completion.
+/// [`SizeError::SendQueue`] when no credit is left, [`SizeError::Cq`] when the CQ cannot hold every
+/// completion.
 pub fn queues(
     caps: &Caps,
     ask: &Ask,
@@ -258,7 +261,8 @@ fn check_ask(caps: &Caps, ask: &Ask) -> Result<(), SizeError> {
 mod tests {
     use super::*;
 
-    /// The table of the design: page list, R, WRs, payload pages, then credits/max_send_wr at each `max_qp_wr`.
+    /// The table of the design: page list, R, WRs, payload pages, then credits/max_send_wr at each
+    /// `max_qp_wr`.
     #[test]
     fn opn_table_of_worked_values() {
         #[rustfmt::skip]

@@ -36,7 +36,8 @@ id!(
     /// Moments given to one transport must not go back; one that does counts as the latest seen.
     Tick, u64);
 id!(
-    /// The life of one connection: counts up at each (re)connect, so that nothing of an earlier one is believed.
+    /// The life of one connection: counts up at each (re)connect, so that nothing of an earlier one
+    /// is believed.
     Epoch, u32);
 id!(
     /// One transport in this process; tells a handle of another transport apart.
@@ -53,7 +54,8 @@ impl Tick {
     }
 }
 
-/// Names a registered range in an SGE of a local WR. Useless to a peer, and not interchangeable with [`Rkey`].
+/// Names a registered range in an SGE of a local WR. Useless to a peer, and not interchangeable
+/// with [`Rkey`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Lkey(u32);
 
@@ -71,7 +73,8 @@ impl Lkey {
     }
 }
 
-/// A capability: whoever holds it may reach the memory. `Debug` shows the index only, never the tag.
+/// A capability: whoever holds it may reach the memory. `Debug` shows the index only, never the
+/// tag.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Rkey(u32);
 
@@ -159,7 +162,8 @@ impl Access {
         Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
 }
 
-/// What names one run of exposed bytes to the peer: key, address and length, for one connection epoch.
+/// What names one run of exposed bytes to the peer: key, address and length, for one connection
+/// epoch.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Segment {
     /// The capability.
@@ -223,8 +227,8 @@ impl Segment {
     /// First byte of the wire form.
     pub const WIRE_VERSION: u8 = 1;
 
-    /// Encodes for a message to the peer: version, grant, two zero bytes, then epoch, rkey (32 bits each), address
-    /// and length (64 bits each), big-endian.
+    /// Encodes for a message to the peer: version, grant, two zero bytes, then epoch, rkey (32 bits
+    /// each), address and length (64 bits each), big-endian.
     #[must_use]
     pub fn to_wire(&self) -> [u8; Segment::WIRE_LEN] {
         let mut out = [0; Segment::WIRE_LEN];
@@ -240,10 +244,12 @@ impl Segment {
         out
     }
 
-    /// Decodes what a peer sent and refuses what cannot be meant for the connection epoch `current`.
+    /// Decodes what a peer sent and refuses what cannot be meant for the connection epoch
+    /// `current`.
     ///
     /// # Errors
-    /// [`SegmentError`] for anything but a well-formed segment of the current epoch. Nothing has been posted.
+    /// [`SegmentError`] for anything but a well-formed segment of the current epoch. Nothing has
+    /// been posted.
     pub fn from_wire(bytes: &[u8], current: Epoch) -> Result<Segment, SegmentError> {
         let b: &[u8; Segment::WIRE_LEN] =
             bytes.try_into().map_err(|_| SegmentError::Length { got: bytes.len() })?;

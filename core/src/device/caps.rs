@@ -5,8 +5,8 @@
 /// # Units
 /// Queue depths in WRs, sizes in bytes, counts in objects.
 /// # Source
-/// `ibv_query_device(3)`. `max_fast_reg_page_list_len` and `sg_gaps` exist in the kernel's device attributes and on
-/// the software device only; libibverbs does not show them.
+/// `ibv_query_device(3)`. `max_fast_reg_page_list_len` and `sg_gaps` exist in the kernel's device
+/// attributes and on the software device only; libibverbs does not show them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Caps {
     /// LOCAL_INV, SEND_WITH_INV and (where there is a page list) REG_MR.

@@ -97,7 +97,8 @@ pub enum DeviceErrorKind {
     Other,
 }
 
-/// Errno values of the verbs; the same on every platform that has verbs, and what the software device gives.
+/// Errno values of the verbs; the same on every platform that has verbs, and what the software
+/// device gives.
 pub mod errno {
     #![allow(missing_docs)] // names of errno(3)
     pub const EIO: i32 = 5;

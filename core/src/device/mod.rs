@@ -1,7 +1,7 @@
 //! What carries a registration out: the [`Device`] trait, its vocabulary, and the devices.
 //!
-//! Devices are ours (the trait is sealed); strategies are anybody's. A wrapper ([`fault`]) changes a device's
-//! behaviour for tests; no device has a branch for tests inside.
+//! Devices are ours (the trait is sealed); strategies are anybody's. A wrapper ([`fault`]) changes
+//! a device's behaviour for tests; no device has a branch for tests inside.
 
 mod any;
 mod caps;
@@ -90,10 +90,12 @@ pub enum AsyncEvent {
     DeviceFatal,
 }
 
-/// An RDMA device as the engine needs it. A handle: methods take `&self`, clones of a handle are one device.
+/// An RDMA device as the engine needs it. A handle: methods take `&self`, clones of a handle are
+/// one device.
 ///
 /// # Errors
-/// Every method names verb and errno in [`DeviceError`]. A failed call changed nothing, [`PostError`] excepted.
+/// Every method names verb and errno in [`DeviceError`]. A failed call changed nothing,
+/// [`PostError`] excepted.
 /// # Cost
 /// `post_send`, `post_recv` and `poll_cq` are the fast path; all others may cost a system call.
 #[enum_dispatch::enum_dispatch]
@@ -119,8 +121,8 @@ pub trait Device: sealed::Sealed + Send {
     /// Ends a CQ; EBUSY while a QP uses it.
     fn destroy_cq(&self, cq: CqId) -> Result<(), DeviceError>;
 
-    /// Makes an RC QP in RESET, with per-WR signaling and both queues on `cq`; returns what was granted, which is
-    /// never less than asked.
+    /// Makes an RC QP in RESET, with per-WR signaling and both queues on `cq`; returns what was
+    /// granted, which is never less than asked.
     fn create_qp(&self, pd: PdId, cq: CqId, ask: QpCaps) -> Result<(QpId, QpCaps), DeviceError>;
 
     /// RESET → INIT: receives can be posted.
@@ -138,11 +140,12 @@ pub trait Device: sealed::Sealed + Send {
     /// The state now.
     fn qp_state(&self, qp: QpId) -> Result<QpState, DeviceError>;
 
-    /// Ends a QP. Afterwards no WR of it runs and no peer reaches memory through it; WCs still queued are dropped.
+    /// Ends a QP. Afterwards no WR of it runs and no peer reaches memory through it; WCs still
+    /// queued are dropped.
     fn destroy_qp(&self, qp: QpId) -> Result<(), DeviceError>;
 
-    /// Lends the device the bytes. `home` is the address they had before on this device, if any; the same bytes get
-    /// the same address again.
+    /// Lends the device the bytes. `home` is the address they had before on this device, if any;
+    /// the same bytes get the same address again.
     ///
     /// # Shape
     /// The device holds a clone until [`dma_unmap`](Device::dma_unmap).
@@ -166,7 +169,8 @@ pub trait Device: sealed::Sealed + Send {
     /// Makes an invalid MR for REG_MR with room for `depth` page-list entries.
     fn alloc_fast_mr(&self, pd: PdId, depth: u32, kind: FastMrKind) -> Result<MrKeys, DeviceError>;
 
-    /// Ends an MR of either kind, and with it every access through its keys. EBUSY while a window is bound to it.
+    /// Ends an MR of either kind, and with it every access through its keys. EBUSY while a window
+    /// is bound to it.
     fn dereg_mr(&self, mr: MrId) -> Result<(), DeviceError>;
 
     /// Posts the WRs in order with one doorbell.
@@ -187,6 +191,7 @@ pub trait Device: sealed::Sealed + Send {
     /// The next asynchronous event of this QP, or of the port or device under it, if any.
     fn next_event(&self, qp: QpId) -> Option<AsyncEvent>;
 
-    /// Lets a software device run for one step; true if anything happened. Hardware runs by itself: false.
+    /// Lets a software device run for one step; true if anything happened. Hardware runs by itself:
+    /// false.
     fn step(&self) -> bool;
 }

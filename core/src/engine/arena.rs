@@ -1,7 +1,8 @@
 //! The bounce arena: one long-lived registration that exposures are copied through.
 //!
-//! Its key is never revoked while the connection lives. That is the danger which `danger_trust_peer` names: a late
-//! write of the peer can spoil a later operation's bytes in the arena. It can never reach a program's buffer.
+//! Its key is never revoked while the connection lives. That is the danger which
+//! `danger_trust_peer` names: a late write of the peer can spoil a later operation's bytes in the
+//! arena. It can never reach a program's buffer.
 
 use super::exposure::ExposureId;
 use super::keys::RegionKind;
@@ -37,7 +38,8 @@ impl Arena {
         let (mr, rkey) = (None, Rkey::from_bits(0));
         let mut arena = Arena { bytes, addr, mr, rkey, page, free: vec![(0, len)] };
         if let Err(e) = arena.register(eng) {
-            // Nothing was granted; if the device keeps the mapping all the same, it keeps the memory with it.
+            // Nothing was granted; if the device keeps the mapping all the same, it keeps the
+            // memory with it.
             let _ = eng.device.dma_unmap(addr, Fenced::mint());
             return Err(e);
         }
@@ -105,7 +107,8 @@ impl Arena {
 }
 
 impl<D: Device> Engine<D> {
-    /// Takes a part of the arena for the payload bytes `range`, copying them in if the peer is to read.
+    /// Takes a part of the arena for the payload bytes `range`, copying them in if the peer is to
+    /// read.
     pub(crate) fn bounce_in(
         &mut self,
         id: ExposureId,

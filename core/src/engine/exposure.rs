@@ -19,7 +19,8 @@ new_key_type! {
 
 /// Buffers with the part of each that counts, in order. Up to four need no allocation.
 ///
-/// A whole buffer: `buf.into()`; a part: `(buf, range).into()`; several: [`push`](Buffers::push) or `collect()`.
+/// A whole buffer: `buf.into()`; a part: `(buf, range).into()`; several: [`push`](Buffers::push) or
+/// `collect()`.
 #[derive(Debug, Default)]
 pub struct Buffers(pub(crate) SmallVec<[(DmaBuf, Range<usize>); 4]>);
 
@@ -119,8 +120,8 @@ impl SlotFlag {
 /// Bytes that a peer may reach. Holds no memory: the transport does.
 ///
 /// # Shape
-/// Dropped, it abandons the exposure: `poll` takes the access back and then frees the memory. Forgotten
-/// (`mem::forget`), the bytes stay with the transport until it is closed.
+/// Dropped, it abandons the exposure: `poll` takes the access back and then frees the memory.
+/// Forgotten (`mem::forget`), the bytes stay with the transport until it is closed.
 #[derive(Debug)]
 pub struct Exposed {
     pub(crate) transport: TransportId,
@@ -179,7 +180,8 @@ pub enum ExposureState {
     Revoking,
     /// No key reaches the bytes; `reclaim` returns them.
     Fenced,
-    /// No key reaches the bytes, but the device did not give its mapping back: they are kept and counted.
+    /// No key reaches the bytes, but the device did not give its mapping back: they are kept and
+    /// counted.
     Held,
 }
 
@@ -202,7 +204,8 @@ pub(crate) struct Exposure {
     pub(crate) open: usize,
     /// WRs that are staged for it.
     pub(crate) staged: usize,
-    /// Set by `send`: messages received when a message went out whose reply may invalidate a key of this one.
+    /// Set by `send`: messages received when a message went out whose reply may invalidate a key of
+    /// this one.
     pub(crate) reply_after: Option<u64>,
     /// The bytes, once fenced.
     pub(crate) back: Buffers,

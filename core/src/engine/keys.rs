@@ -1,4 +1,5 @@
-//! Which keys are live. The only place where a key's state changes, and where the ledger is written.
+//! Which keys are live. The only place where a key's state changes, and where the ledger is
+//! written.
 
 use crate::device::{FastMrKind, MrKeys};
 use crate::engine::exposure::ExposureId;
@@ -122,8 +123,8 @@ impl KeyTable {
         (r.rkey == rkey && open).then_some(id)
     }
 
-    /// Dead → Staged with a new tag. `None`, and no change, for a key not proven dead (rule 2): the engine refuses
-    /// a registration on it.
+    /// Dead → Staged with a new tag. `None`, and no change, for a key not proven dead (rule 2): the
+    /// engine refuses a registration on it.
     pub(crate) fn stage(&mut self, id: RegionId, to: ExposureId) -> Option<Rkey> {
         let r = self.regions.get_mut(id)?;
         let fast = matches!(r.kind, RegionKind::Fast { .. });

@@ -16,7 +16,8 @@ pub enum Rule {
     Dereg,
     /// Its registration was refused by the device, so the key never opened anything.
     NeverPosted,
-    /// It is part of a bounce arena: the bytes were copied out and no longer are what the key reaches.
+    /// It is part of a bounce arena: the bytes were copied out and no longer are what the key
+    /// reaches.
     BounceReleased,
 }
 

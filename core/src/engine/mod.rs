@@ -1,7 +1,8 @@
 //! The rules: when a key is dead, what may be posted, who gets bytes back.
 //!
-//! The engine holds the device and everything that a strategy must not touch. It never calls the strategy: what the
-//! strategy has to hear is queued in [`Engine::events`] and delivered by the transport.
+//! The engine holds the device and everything that a strategy must not touch. It never calls the
+//! strategy: what the strategy has to hear is queued in [`Engine::events`] and delivered by the
+//! transport.
 //!
 //! - [`ring`]: what is on the send queue, and which WC retires what
 //! - [`keys`]: which keys are live; the ledger
@@ -72,7 +73,8 @@ pub(crate) struct Engine<D: Device> {
 pub(crate) type LendResult = Result<SmallVec<[Piece; 4]>, (Buffers, DeviceError)>;
 
 impl<D: Device> Engine<D> {
-    /// Takes the CPU's view of every buffer and lends it to the device if `map` (a bounced exposure stays home).
+    /// Takes the CPU's view of every buffer and lends it to the device if `map` (a bounced exposure
+    /// stays home).
     pub(crate) fn lend(&mut self, buffers: Buffers, map: bool) -> LendResult {
         let mut pieces = SmallVec::new();
         let mut failed = None;
@@ -110,8 +112,8 @@ impl<D: Device> Engine<D> {
         }
     }
 
-    /// Ends the device's loan and returns the CPU's view. False if the device did not let go: the memory is then
-    /// leaked on purpose, for it may still be reached, and counted.
+    /// Ends the device's loan and returns the CPU's view. False if the device did not let go: the
+    /// memory is then leaked on purpose, for it may still be reached, and counted.
     pub(crate) fn give_back(&mut self, piece: Piece, proof: Fenced, back: &mut Buffers) -> bool {
         let Piece { bytes, place, mapped, range } = piece;
         let len = bytes.len() as u64;
@@ -177,7 +179,8 @@ impl<D: Device> Engine<D> {
         self.stats.exposures_now = self.slots.exposures.len() as u64;
     }
 
-    /// Ends a region: deregisters its MR, or gives its part of the bounce arena back. The key is dead afterwards.
+    /// Ends a region: deregisters its MR, or gives its part of the bounce arena back. The key is
+    /// dead afterwards.
     ///
     /// # Errors
     /// The device's; then nothing changed and the key counts as it did.
@@ -282,7 +285,8 @@ impl<D: Device> Engine<D> {
     }
 }
 
-/// The parts of `pieces` that the payload bytes `range` lie in: index of the piece, and bytes of its buffer.
+/// The parts of `pieces` that the payload bytes `range` lie in: index of the piece, and bytes of
+/// its buffer.
 pub(crate) fn spans(
     pieces: &[Piece],
     range: Range<u64>,

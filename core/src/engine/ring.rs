@@ -1,7 +1,7 @@
 //! The send queue as the engine sees it: what is outstanding, in post order.
 //!
-//! One structure answers four questions: which WR a WC belongs to, which unsignaled WRs it retires, how many slots
-//! are free, and whether a WC is of this connection at all.
+//! One structure answers four questions: which WR a WC belongs to, which unsignaled WRs it retires,
+//! how many slots are free, and whether a WC is of this connection at all.
 
 use crate::engine::exposure::LocalId;
 use crate::memreg::RegionId;
@@ -104,7 +104,8 @@ impl SendRing {
 
     /// Enters a WR before it is posted; returns its cookie and whether it must be signaled.
     ///
-    /// At least every half queue one is (rule 9), whoever asked for what. The caller has checked that it fits.
+    /// At least every half queue one is (rule 9), whoever asked for what. The caller has checked
+    /// that it fits.
     pub(crate) fn push(&mut self, op: RingOp, want_signal: bool) -> (WrId, bool) {
         let signaled = want_signal || self.unsignaled + 1 >= (self.depth / 2).max(1);
         let seq = self.front + self.entries.len() as u64;

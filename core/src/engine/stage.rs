@@ -1,4 +1,5 @@
-//! From wishes to WRs: checks a batch, stages it, builds the chain, and takes back what was not posted.
+//! From wishes to WRs: checks a batch, stages it, builds the chain, and takes back what was not
+//! posted.
 
 use super::exposure::{ExposureId, ExposureState, LocalId, Part};
 use super::keys::{KeyState, RegionKind};
@@ -16,7 +17,8 @@ use std::ops::Range;
 /// How a post ended that did not take every WR.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum PostFailure {
-    /// The device took nothing for lack of slots; the chain is undone and its registrations are staged again.
+    /// The device took nothing for lack of slots; the chain is undone and its registrations are
+    /// staged again.
     Full(PostError),
     /// Anything else: the connection cannot be trusted with more.
     Broken(PostError),
@@ -38,8 +40,8 @@ impl<D: Device> Engine<D> {
         shapes
     }
 
-    /// Checks that the batch and the regions granted in `map` cover the exposure exactly once and in order, and
-    /// stages the registrations.
+    /// Checks that the batch and the regions granted in `map` cover the exposure exactly once and
+    /// in order, and stages the registrations.
     ///
     /// # Errors
     /// What the strategy did wrong. Call [`undo_map`](Engine::undo_map) then.
@@ -121,7 +123,8 @@ impl<D: Device> Engine<D> {
         }
     }
 
-    /// Ends every region of a failed `map`: named ones go back to the strategy, granted ones are ended.
+    /// Ends every region of a failed `map`: named ones go back to the strategy, granted ones are
+    /// ended.
     pub(crate) fn undo_map(&mut self, id: ExposureId, batch: &WrBatch) {
         self.unstage(id);
         for wish in batch.wishes() {
@@ -141,8 +144,8 @@ impl<D: Device> Engine<D> {
         }
     }
 
-    /// The regions that still belong to an exposure, without an allocation. A region that died may already serve
-    /// another one.
+    /// The regions that still belong to an exposure, without an allocation. A region that died may
+    /// already serve another one.
     pub(crate) fn part_regions(&self, id: ExposureId) -> SmallVec<[RegionId; MAX_REGIONS]> {
         let Some(e) = self.slots.exposures.get(id) else { return SmallVec::new() };
         let mine = |r: &RegionId| self.keys.get(*r).is_some_and(|r| r.exposure == Some(id));
@@ -162,7 +165,8 @@ impl<D: Device> Engine<D> {
         }
     }
 
-    /// Puts the staged registrations of all exposures into the (empty) chain, in the order of `expose`.
+    /// Puts the staged registrations of all exposures into the (empty) chain, in the order of
+    /// `expose`.
     pub(crate) fn chain_staged(&mut self) {
         for k in 0..self.staged.len() {
             let id = self.staged[k];
@@ -201,7 +205,8 @@ impl<D: Device> Engine<D> {
         }
     }
 
-    /// Posts the chain with one doorbell and empties it. Keys count as live from just before (rule 1).
+    /// Posts the chain with one doorbell and empties it. Keys count as live from just before (rule
+    /// 1).
     ///
     /// # Errors
     /// Exactly the refused WRs are taken back; see [`PostFailure`].
@@ -248,8 +253,9 @@ impl<D: Device> Engine<D> {
         }
     }
 
-    /// Whether the last of `n` more WRs must be signaled: if a full-size operation would no longer fit behind it,
-    /// slots must come back without anyone posting anything (so that remote invalidation alone cannot stall).
+    /// Whether the last of `n` more WRs must be signaled: if a full-size operation would no longer
+    /// fit behind it, slots must come back without anyone posting anything (so that remote
+    /// invalidation alone cannot stall).
     fn must_cover(&self, n: usize) -> bool {
         let claimed = self.ring.outstanding() + n + self.keys.inv_slots() + 1;
         let free = self.ring.depth().saturating_sub(claimed);

@@ -3,8 +3,8 @@
 /// Counters since the transport was opened, and gauges that end in `_now`.
 ///
 /// # Units
-/// Counts of what the name says; bytes where it says bytes. One thread owns a transport, so plain integers suffice
-/// (D-10).
+/// Counts of what the name says; bytes where it says bytes. One thread owns a transport, so plain
+/// integers suffice (D-10).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[allow(missing_docs)] // the names are the documentation; those that need more have it
 pub struct Stats {
@@ -30,7 +30,8 @@ pub struct Stats {
     pub local_inv_needed: u64,
     /// Keys that the peer invalidated.
     pub remote_invalidations: u64,
-    /// Keys that the peer claimed to invalidate and that it could not have; each costs the connection.
+    /// Keys that the peer claimed to invalidate and that it could not have; each costs the
+    /// connection.
     pub remote_invalidations_bad: u64,
     /// MRs of exposures that were deregistered.
     pub deregistrations: u64,

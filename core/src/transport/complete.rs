@@ -38,7 +38,8 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     /// # Ordering
     /// `now` must not go back; a smaller one counts as the latest. Only drains depend on it.
     /// # Errors
-    /// The CQ itself could not be polled. The connection goes down; keep polling until it is [`State::Down`].
+    /// The CQ itself could not be polled. The connection goes down; keep polling until it is
+    /// [`State::Down`].
     /// # Cost
     /// No system call on the fast path, no allocation.
     pub fn poll(&mut self, now: Tick) -> Result<Progress, DeviceError> {
@@ -115,7 +116,8 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         self.deliver();
     }
 
-    /// A WC of an earlier connection, a duplicate, or one that this side never asked for: counted, never guessed.
+    /// A WC of an earlier connection, a duplicate, or one that this side never asked for: counted,
+    /// never guessed.
     fn stale(&mut self, wc: &Wc) {
         tracing::debug!(wr_id = wc.wr_id().0, "stale completion ignored");
         self.eng.stats.wcs_stale += 1;
@@ -181,8 +183,8 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     }
 
     fn received(&mut self, slot: u32, wc: &WcSuccess) {
-        // The key first: by the time the message can be seen, what it invalidated is dead (and no LOCAL_INV for it
-        // will be posted).
+        // The key first: by the time the message can be seen, what it invalidated is dead (and no
+        // LOCAL_INV for it will be posted).
         if let Some(rkey) = wc.invalidated {
             self.remotely_invalidated(rkey);
         }

@@ -36,7 +36,8 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         self.post_sentinel();
     }
 
-    /// One signaled SEND in the slot that is kept for it; everything posted before is out when it is flushed (rule 8).
+    /// One signaled SEND in the slot that is kept for it; everything posted before is out when it
+    /// is flushed (rule 8).
     fn post_sentinel(&mut self) {
         let payload = empty_payload(&mut self.eng.chain);
         self.eng.chain_wr(WrOp::Send(payload), RingOp::Sentinel, true);
@@ -94,7 +95,8 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         }
     }
 
-    /// The QP is gone: WRs whose completion never came are unknown, and reads and writes have ended.
+    /// The QP is gone: WRs whose completion never came are unknown, and reads and writes have
+    /// ended.
     pub(super) fn settle_ring(&mut self) {
         while let Some(op) = self.eng.ring.retire_front() {
             self.failed(op, None);
@@ -146,8 +148,8 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         }
     }
 
-    /// Rule 3: a key whose WR did not succeed stays live until its MR is gone; a completion of an earlier
-    /// registration of the region says nothing about this one.
+    /// Rule 3: a key whose WR did not succeed stays live until its MR is gone; a completion of an
+    /// earlier registration of the region says nothing about this one.
     fn key_unknown(&mut self, region: RegionId, turn: u32, event: Event) {
         let current = self.eng.keys.get(region).is_some_and(|r| {
             r.turn == turn && matches!(r.state, KeyState::Live | KeyState::Invalidating)

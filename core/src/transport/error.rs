@@ -235,7 +235,8 @@ pub enum Refusal {
         /// Bytes of the segment.
         len: u64,
     },
-    /// A reply that may invalidate this exposure's key is still out: give its token, or cancel (rule 5).
+    /// A reply that may invalidate this exposure's key is still out: give its token, or cancel
+    /// (rule 5).
     #[error("a reply that may invalidate this exposure is outstanding; give its token or cancel")]
     ReplyOutstanding,
     /// The caller broke an order.
@@ -368,8 +369,8 @@ impl AccessError {
     pub fn causes(&self) -> &'static str {
         match self.wc.status {
             crate::device::WcStatus::RemAccessErr => {
-                " (usual causes: key already invalidated, range outside the region, right not granted, \
-                 other protection domain)"
+                " (usual causes: key already invalidated, range outside the region, \
+                 right not granted, other protection domain)"
             }
             _ => "",
         }

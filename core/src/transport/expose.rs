@@ -15,29 +15,31 @@ use smallvec::SmallVec;
 /// Why no reply can invalidate a key of the exposure any more.
 #[derive(Clone, Copy, Debug)]
 pub enum NoReply<'a> {
-    /// None was announced with [`Reply::MayInvalidate`](super::Reply::MayInvalidate). Refused if one was.
+    /// None was announced with [`Reply::MayInvalidate`](super::Reply::MayInvalidate). Refused if
+    /// one was.
     Unmarked,
     /// It has arrived: this is its token.
     Arrived(&'a ReplyToken),
-    /// The caller's word that none can come, for instance because the peer has said so. If one comes all the same,
-    /// the connection goes down.
+    /// The caller's word that none can come, for instance because the peer has said so. If one
+    /// comes all the same, the connection goes down.
     NoneCanCome,
 }
 
 impl<D: Device, S: MemReg> Transport<D, S> {
-    /// Moves the buffers into the transport and stages access to them for the peer, in one direction.
+    /// Moves the buffers into the transport and stages access to them for the peer, in one
+    /// direction.
     ///
     /// # Units
-    /// Each range is in bytes of its buffer; together they are one run of bytes for the peer. Other bytes of the
-    /// buffers are not reachable.
+    /// Each range is in bytes of its buffer; together they are one run of bytes for the peer. Other
+    /// bytes of the buffers are not reachable.
     /// # Shape
-    /// The buffers belong to the transport until [`reclaim`](Transport::reclaim). Nothing is posted: `send` or
-    /// `flush` does that. A strategy that registers by a verb (fmr) does so here.
+    /// The buffers belong to the transport until [`reclaim`](Transport::reclaim). Nothing is
+    /// posted: `send` or `flush` does that. A strategy that registers by a verb (fmr) does so here.
     /// # Errors
     /// [`BufferError`] returns the buffers. `QueueFull` and `NoRegion`: poll, then try again.
     /// # Cost
-    /// No system call for `frwr` once its pool is warm; one per buffer range for `fmr`. No allocation up to four
-    /// buffers.
+    /// No system call for `frwr` once its pool is warm; one per buffer range for `fmr`. No
+    /// allocation up to four buffers.
     pub fn expose(
         &mut self,
         buffers: impl Into<Buffers>,
@@ -100,7 +102,8 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         result
     }
 
-    /// Rule 7: with the staged WRs and a LOCAL_INV for each, and the sentinel, it must fit the queue.
+    /// Rule 7: with the staged WRs and a LOCAL_INV for each, and the sentinel, it must fit the
+    /// queue.
     fn check_reserve(&self, id: ExposureId) -> Result<(), Refusal> {
         let staged = self.eng.slots.exposures.get(id).map_or(0, |e| e.staged);
         let depth = self.eng.ring.depth();
@@ -165,14 +168,17 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     /// Starts taking the peer's access back.
     ///
     /// # Shape
-    /// Exposed → Revoking → (poll) Fenced. An exposure that was never posted, or whose keys the peer has already
-    /// invalidated, is fenced at once and costs no WR. On error nothing changed and access is still possible.
+    /// Exposed → Revoking → (poll) Fenced. An exposure that was never posted, or whose keys the
+    /// peer has already invalidated, is fenced at once and costs no WR. On error nothing changed
+    /// and access is still possible.
     /// # Ordering
     /// Later WRs of this QP run after the invalidation; other QPs do not.
     /// # Errors
-    /// [`Refusal::ReplyOutstanding`] (rule 5): a reply that may invalidate one of its keys is still to come.
+    /// [`Refusal::ReplyOutstanding`] (rule 5): a reply that may invalidate one of its keys is still
+    /// to come.
     /// # Cost
-    /// One chain of at most one LOCAL_INV a region, from the reserve, the last one signaled. No allocation.
+    /// One chain of at most one LOCAL_INV a region, from the reserve, the last one signaled. No
+    /// allocation.
     /// # Source
     /// ibv_post_send(3), LOCAL_INV
     pub fn revoke(&mut self, exposed: &Exposed, reply: NoReply<'_>) -> Result<(), Refusal> {
@@ -207,7 +213,8 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         }
     }
 
-    /// Asks the strategy to revoke the live regions and posts what it wishes for; every one must be named once.
+    /// Asks the strategy to revoke the live regions and posts what it wishes for; every one must be
+    /// named once.
     fn unmap(&mut self, id: ExposureId) -> Result<(), Refusal> {
         let live: SmallVec<[RegionId; MAX_REGIONS]> = self
             .eng
@@ -281,11 +288,13 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         Ok(())
     }
 
-    /// Takes the access back although a reply may still come: deregisters, which is allowed at any time (rule 2).
+    /// Takes the access back although a reply may still come: deregisters, which is allowed at any
+    /// time (rule 2).
     ///
     /// # Shape
-    /// Fenced at once. A WR of this exposure that has not run yet, or a late SEND_WITH_INV, then fails and costs
-    /// the connection: never memory. If the device refuses, the connection goes down, and the fence comes with that.
+    /// Fenced at once. A WR of this exposure that has not run yet, or a late SEND_WITH_INV, then
+    /// fails and costs the connection: never memory. If the device refuses, the connection goes
+    /// down, and the fence comes with that.
     /// # Errors
     /// [`Refusal::Down`] in that last case.
     /// # Cost
@@ -398,7 +407,8 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         }
     }
 
-    /// An abandoned exposure that was never posted: its staged regions go back, granted ones are revoked.
+    /// An abandoned exposure that was never posted: its staged regions go back, granted ones are
+    /// revoked.
     fn drop_staged(&mut self, id: ExposureId) {
         self.eng.unstage(id);
         let open = self.eng.slots.exposures.get(id).is_some_and(|e| e.open > 0);
