@@ -42,6 +42,7 @@ struct Plan {
 #[derive(Debug)]
 struct Failure {
     verb: Verb,
+    skip: usize,
     left: usize,
     errno: i32,
 }
@@ -70,7 +71,13 @@ impl FaultPlan {
     ///
     /// Posts are refused whole; `endpoint` and `qp_state` are [`Verb::QueryQp`].
     pub fn fail(&self, verb: Verb, times: usize, errno: i32) {
-        self.lock().failures.push(Failure { verb, left: times, errno });
+        self.fail_nth(verb, 1, times, errno);
+    }
+
+    /// As [`fail`](FaultPlan::fail), from the `nth` next call on (1 is the next).
+    pub fn fail_nth(&self, verb: Verb, nth: usize, times: usize, errno: i32) {
+        let skip = nth.saturating_sub(1);
+        self.lock().failures.push(Failure { verb, skip, left: times, errno });
     }
 
     /// The `nth` next non-empty `post_send` (1 is the next) is refused after `accept` WRs were
@@ -144,6 +151,10 @@ impl Plan {
     fn failure(&mut self, verb: Verb) -> Option<i32> {
         self.failures.retain(|f| f.left > 0);
         let failure = self.failures.iter_mut().find(|f| f.verb == verb)?;
+        if failure.skip > 0 {
+            failure.skip -= 1;
+            return None;
+        }
         failure.left -= 1;
         Some(failure.errno)
     }

@@ -22,8 +22,8 @@ pub enum Call {
     DmaMap(DmaAddr),
     /// `dma_unmap` succeeded.
     DmaUnmap(DmaAddr),
-    /// `reg_mr` made this MR with these rights.
-    RegMr(MrId, Access),
+    /// `reg_mr` made this MR, with these keys and rights.
+    RegMr(MrKeys, Access),
     /// `alloc_fast_mr` made this MR.
     AllocFastMr(MrId),
     /// `dereg_mr` succeeded.
@@ -48,7 +48,6 @@ impl Trace {
     }
 
     /// Takes the calls since the last time.
-    #[must_use]
     pub fn take(&self) -> Vec<Call> {
         std::mem::take(&mut *self.calls.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -159,7 +158,7 @@ impl<D: Device> Device for Traced<D> {
         len: u64,
         access: Access,
     ) -> Result<MrKeys, DeviceError> {
-        self.done(self.inner.reg_mr(pd, addr, len, access), |k| Call::RegMr(k.mr, access))
+        self.done(self.inner.reg_mr(pd, addr, len, access), |k| Call::RegMr(*k, access))
     }
 
     fn alloc_fast_mr(&self, pd: PdId, depth: u32, kind: FastMrKind) -> Result<MrKeys, DeviceError> {

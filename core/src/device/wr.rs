@@ -336,6 +336,12 @@ pub enum Wc {
 }
 
 impl Wc {
+    /// Whether the WR succeeded.
+    #[must_use]
+    pub fn is_success(&self) -> bool {
+        matches!(self, Wc::Success(_))
+    }
+
     /// The cookie of the WR.
     #[must_use]
     pub fn wr_id(&self) -> WrId {

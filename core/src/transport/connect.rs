@@ -190,11 +190,12 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         if !matches!(self.state, State::Down(_)) {
             return Err(ApiMisuse::WrongState { call: "reconnect", needs: "down" }.into());
         }
-        self.recover(usize::MAX)?;
+        let recovered = self.recover(usize::MAX);
         let count = self.open_keys();
         if count > 0 || self.eng.qp.is_some() {
             return Err(ConnectError::KeysNotDead { count });
         }
+        recovered?;
         if let Some(mut arena) = self.eng.bounce.take() {
             let registered = arena.register(&self.eng);
             self.eng.bounce = Some(arena);

@@ -220,6 +220,23 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     /// # Cost
     /// One post; the message is copied. No allocation.
     pub fn send(&mut self, message: &[u8], reply: Reply<'_>) -> Result<(), Refusal> {
+        self.send_marked(message, reply)
+    }
+
+    /// As [`send`](Transport::send), and refuses a message that the QP does not take inline: such a one costs the
+    /// device no read of memory.
+    ///
+    /// # Errors
+    /// [`Refusal::InlineTooLong`] before anything is posted; else as `send`.
+    pub fn send_inline(&mut self, message: &[u8], reply: Reply<'_>) -> Result<(), Refusal> {
+        let limit = self.eng.max_inline as usize;
+        if message.len() > limit {
+            return Err(Refusal::InlineTooLong { need: message.len(), limit });
+        }
+        self.send_marked(message, reply)
+    }
+
+    fn send_marked(&mut self, message: &[u8], reply: Reply<'_>) -> Result<(), Refusal> {
         let marks = match reply {
             Reply::InvalidatesNothing => &[][..],
             Reply::MayInvalidate(list) => list,

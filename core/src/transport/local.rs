@@ -43,7 +43,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         offset: u64,
         buffers: impl Into<Buffers>,
     ) -> Result<LocalOp, BufferError> {
-        self.access(segment, offset, buffers.into(), false)
+        self.access(segment, offset, buffers.into(), false, false)
     }
 
     /// Writes `buffers` into the peer's segment, starting `offset` bytes into it. As [`read`](Transport::read).
@@ -56,7 +56,20 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         offset: u64,
         buffers: impl Into<Buffers>,
     ) -> Result<LocalOp, BufferError> {
-        self.access(segment, offset, buffers.into(), true)
+        self.access(segment, offset, buffers.into(), true, false)
+    }
+
+    /// As [`write`](Transport::write), in one WR: the peer's device writes all of it or none.
+    ///
+    /// # Errors
+    /// [`Refusal::TooManySges`] where `write` would cut it into several WRs.
+    pub fn write_one(
+        &mut self,
+        segment: &Segment,
+        offset: u64,
+        buffers: impl Into<Buffers>,
+    ) -> Result<LocalOp, BufferError> {
+        self.access(segment, offset, buffers.into(), true, true)
     }
 
     fn access(
@@ -65,6 +78,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         offset: u64,
         buffers: Buffers,
         write: bool,
+        one_wr: bool,
     ) -> Result<LocalOp, BufferError> {
         let what = match self.check_access(segment, offset, &buffers, write) {
             Ok(what) => what,
@@ -79,7 +93,13 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             Err(e) => return Err(self.give_all_back(pieces, Refusal::Device(e))),
         };
         let cuts = self.cut(&sges, write);
-        if let Err(why) = self.check_slots(cuts.len()) {
+        let limit = self.eng.caps.max_sge as usize;
+        let fits = if one_wr && cuts.len() > 1 {
+            Err(Refusal::TooManySges { need: sges.len(), limit })
+        } else {
+            self.check_slots(cuts.len())
+        };
+        if let Err(why) = fits {
             self.eng.chain.clear();
             return Err(self.give_all_back(pieces, why));
         }

@@ -32,7 +32,7 @@ use crate::device::{Caps, Device, Endpoint};
 use crate::engine::Engine;
 use crate::memreg::{MemReg, WrBatch};
 use crate::sizing::Limits;
-use crate::types::{Epoch, Tick};
+use crate::types::{CqId, Epoch, QpId, Tick};
 use error::DownCause;
 use exchange::Messages;
 
@@ -126,6 +126,18 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     #[must_use]
     pub fn epoch(&self) -> Epoch {
         self.eng.epoch
+    }
+
+    /// The QP, while there is one.
+    #[must_use]
+    pub fn queue_pair(&self) -> Option<QpId> {
+        self.eng.qp
+    }
+
+    /// The CQ of both queues.
+    #[must_use]
+    pub fn completion_queue(&self) -> CqId {
+        self.eng.cq
     }
 
     /// WRs outstanding on the send queue, and slots of the queue.

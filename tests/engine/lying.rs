@@ -1,0 +1,240 @@
+//! Strategies that break their contract: it costs their connection, and never a byte.
+
+use super::rig::Rig;
+use memreg_core::device::{Caps, DeviceError, WcStatus};
+use memreg_core::memreg::{
+    Control, Event, MapError, MemReg, Poison, RegionId, Reject, SegList, Wish, WrBatch,
+};
+use memreg_core::sizing::{Ask, Limits, SizeError};
+use memreg_core::transport::error::Refusal;
+use memreg_core::transport::{Buffers, NoReply};
+use memreg_core::types::Grant;
+use memreg_core::{Disposition, DmaBuf};
+use memreg_strategies::Frwr;
+
+/// How it lies.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Lie {
+    RevokeNothing,
+    RevokeHalf,
+    RevokeTwice,
+    RevokeOnceMore,
+    RevokeAndDereg,
+    RevokeOthers,
+    RegisterInUnmap,
+    GiveUp,
+    MapNothing,
+    MapHalf,
+    MapTwice,
+    MapTooMuch,
+    MapReordered,
+    MapLiveRegion,
+    MapUnknownRegion,
+    InvalidateInMap,
+}
+
+/// An honest `frwr` but for one lie.
+struct Liar {
+    honest: Frwr,
+    lie: Lie,
+    /// A region of the first exposure.
+    first: Option<RegionId>,
+    armed: bool,
+}
+
+impl Liar {
+    fn new(lie: Lie) -> Liar {
+        Liar { honest: Frwr::default(), lie, first: None, armed: false }
+    }
+}
+
+impl MemReg for Liar {
+    fn name(&self) -> &'static str {
+        "liar"
+    }
+
+    fn check(&self, caps: &Caps) -> Result<(), Reject> {
+        self.honest.check(caps)
+    }
+
+    fn open(&mut self, caps: &Caps, ask: &Ask) -> Result<Limits, SizeError> {
+        self.honest.open(caps, ask)
+    }
+
+    fn fill(&mut self, ctl: &mut dyn Control, n: usize) -> Result<(), DeviceError> {
+        self.honest.fill(ctl, n)
+    }
+
+    fn map(
+        &mut self,
+        ctl: &mut dyn Control,
+        segs: &SegList<'_>,
+        out: &mut WrBatch,
+    ) -> Result<(), MapError> {
+        let mut truth = WrBatch::new();
+        self.honest.map(ctl, segs, &mut truth)?;
+        let regions: Vec<(RegionId, std::ops::Range<u64>)> = truth
+            .wishes()
+            .iter()
+            .filter_map(|w| match w {
+                Wish::Register(r, b) => Some((*r, b.clone())),
+                Wish::Invalidate(_) => None,
+            })
+            .collect();
+        if self.first.is_none() || !self.armed {
+            self.first = Some(regions[0].0);
+            self.armed = true;
+            for (r, b) in regions {
+                out.register(r, b)?;
+            }
+            return Ok(());
+        }
+        let (r, b) = regions[0].clone();
+        match self.lie {
+            Lie::MapNothing => {}
+            Lie::MapHalf => out.register(r, b.start..b.end / 2)?,
+            Lie::MapTwice => {
+                out.register(r, b.clone())?;
+                out.register(r, b)?;
+            }
+            Lie::MapTooMuch => out.register(r, b.start..b.end + 1)?,
+            Lie::MapReordered => {
+                out.register(r, 1..b.end)?;
+                out.register(regions.last().unwrap().0, 0..2)?;
+            }
+            Lie::MapLiveRegion => out.register(self.first.unwrap(), b)?,
+            Lie::MapUnknownRegion => out.register(RegionId::default(), b)?,
+            Lie::InvalidateInMap => out.invalidate(self.first.unwrap())?,
+            _ => {
+                for (r, b) in regions {
+                    out.register(r, b)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn unmap(
+        &mut self,
+        ctl: &mut dyn Control,
+        live: &[RegionId],
+        out: &mut WrBatch,
+    ) -> Result<(), Poison> {
+        let full = |_| Poison("full");
+        match self.lie {
+            Lie::RevokeNothing => Ok(()),
+            Lie::RevokeHalf => out.invalidate(live[0]).map_err(full),
+            Lie::RevokeTwice => {
+                live.iter().chain(live).try_for_each(|&r| out.invalidate(r).map_err(full))
+            }
+            Lie::RevokeOnceMore => {
+                live.iter().chain(&live[..1]).try_for_each(|&r| out.invalidate(r).map_err(full))
+            }
+            Lie::RevokeAndDereg => {
+                ctl.dereg(live[0]).unwrap();
+                live.iter().try_for_each(|&r| out.invalidate(r).map_err(full))
+            }
+            Lie::RevokeOthers => out.invalidate(self.first.unwrap()).map_err(full),
+            Lie::RegisterInUnmap => out.register(live[0], 0..1).map_err(full),
+            Lie::GiveUp => Err(Poison("gives up")),
+            _ => self.honest.unmap(ctl, live, out),
+        }
+    }
+
+    fn on_event(&mut self, region: RegionId, event: Event) -> Result<(), Poison> {
+        self.honest.on_event(region, event)
+    }
+
+    fn recover(&mut self, ctl: &mut dyn Control, budget: usize) -> Result<usize, DeviceError> {
+        self.honest.recover(ctl, budget)
+    }
+
+    fn on_drained(&mut self) {
+        self.honest.on_drained();
+    }
+}
+
+fn two_regions() -> Buffers {
+    (0..2).map(|_| (DmaBuf::new(64).unwrap(), 1..3)).collect()
+}
+
+#[test]
+fn rule_6_lies_in_unmap_cost_the_connection_and_no_byte() {
+    for lie in [
+        Lie::RevokeNothing,
+        Lie::RevokeHalf,
+        Lie::RevokeTwice,
+        Lie::RevokeOnceMore,
+        Lie::RevokeAndDereg,
+        Lie::RevokeOthers,
+        Lie::RegisterInUnmap,
+        Lie::GiveUp,
+    ] {
+        let mut rig = Rig::new(Liar::new(lie), Caps::default(), Ask::default());
+        let other = rig.owner.expose(DmaBuf::new(64).unwrap(), Grant::PeerWrites).unwrap();
+        let e = rig.owner.expose(two_regions(), Grant::PeerWrites).unwrap();
+        rig.owner.flush().unwrap();
+        rig.settle();
+        let segs = rig.owner.segments(&e).unwrap().to_vec();
+        let why = rig.owner.revoke(&e, NoReply::Unmarked).unwrap_err();
+        assert!(matches!(why, Refusal::Down(_)), "{lie:?}: {why}");
+        let early = rig.owner.reclaim(e).unwrap_err();
+        rig.settle();
+        assert!(rig.is_down(), "{lie:?}");
+        let bytes = rig.owner.reclaim(early.exposed).unwrap();
+        assert_eq!(bytes.count(), 2, "{lie:?}");
+        rig.owner.reclaim(other).unwrap();
+        rig.assert_clean();
+        rig.peer.disconnect();
+        rig.settle();
+        rig.owner.reconnect().unwrap();
+        rig.peer.reconnect().unwrap();
+        memreg_core::drive::connect_pair(&mut rig.owner, &mut rig.peer).unwrap();
+        let forged = rig.forged(&segs[0]);
+        assert_eq!(rig.probe(&forged), WcStatus::RemAccessErr, "{lie:?}: the key is dead");
+        assert!(bytes.iter().all(|(b, _)| b.iter().all(|&x| x == 0)));
+    }
+}
+
+#[test]
+fn map_12_rule_6_lies_in_map_are_undone() {
+    for lie in [
+        Lie::MapNothing,
+        Lie::MapHalf,
+        Lie::MapTwice,
+        Lie::MapTooMuch,
+        Lie::MapReordered,
+        Lie::MapLiveRegion,
+        Lie::MapUnknownRegion,
+        Lie::InvalidateInMap,
+    ] {
+        let mut rig = Rig::new(Liar::new(lie), Caps::default(), Ask::default());
+        let (first, seg) = rig.exposed(64, 1, Grant::PeerReads);
+        let refused = rig.owner.expose(two_regions(), Grant::PeerWrites).unwrap_err();
+        assert!(matches!(refused.why, Refusal::Map(MapError::Other(_))), "{lie:?}");
+        assert_eq!(refused.disposition(), Disposition::Fatal);
+        assert_eq!(refused.buffers.count(), 2, "{lie:?}: nothing was granted, so all comes back");
+        rig.settle();
+        assert!(rig.is_down(), "{lie:?}: it cannot be trusted with more");
+        let bytes = rig.owner.reclaim(first).unwrap().into_first().unwrap();
+        assert!(bytes.iter().all(|&b| b == 1));
+        rig.assert_clean();
+        rig.peer.disconnect();
+        rig.settle();
+        rig.owner.reconnect().unwrap();
+        rig.peer.reconnect().unwrap();
+        memreg_core::drive::connect_pair(&mut rig.owner, &mut rig.peer).unwrap();
+        let forged = rig.forged(&seg);
+        assert!(rig.peer_read(&forged, 0, 1).is_err(), "{lie:?}");
+    }
+}
+
+#[test]
+fn dropped_handle_of_a_liar_is_fenced_all_the_same() {
+    let mut rig = Rig::new(Liar::new(Lie::RevokeNothing), Caps::default(), Ask::default());
+    let (e, _) = rig.exposed(64, 1, Grant::PeerReads);
+    drop(e);
+    rig.settle();
+    assert!(rig.is_down());
+    rig.assert_clean();
+}

@@ -1,0 +1,10 @@
+//! The engine's rules, one by one, through the public API on the software device.
+//!
+//! `rig` connects an owner (device wrapped for faults and traced) with a plain peer.
+
+mod drain;
+mod fence;
+mod lying;
+mod map;
+mod posts;
+mod rig;
