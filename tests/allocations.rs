@@ -1,0 +1,80 @@
+//! Steady state allocates nothing: neither the transport, nor the strategy, nor the software device.
+#![allow(clippy::unwrap_used)] // a test
+
+use memreg_core::DmaBuf;
+use memreg_core::device::Caps;
+use memreg_core::device::sim::{Fabric, SimDevice};
+use memreg_core::drive::{connect_pair, settle};
+use memreg_core::memreg::MemReg;
+use memreg_core::sizing::Ask;
+use memreg_core::transport::{NoReply, OpenOptions, Reply, Transport};
+use memreg_core::types::{Grant, Tick};
+use memreg_strategies::{Fmr, Frwr};
+
+type Pair<S> = (Transport<SimDevice, S>, Transport<SimDevice, Fmr>);
+
+fn pair<S: MemReg>(strategy: S) -> Pair<S> {
+    let fabric = Fabric::new(1);
+    // Send queue of 16: see the design's formula with two credits and one backchannel slot.
+    let ask = Ask { credits: 2, backchannel: 1, ..Ask::default() };
+    let options = OpenOptions { ask, ..OpenOptions::default() };
+    let owner = fabric.add_node("owner", Caps::default());
+    let mut owner = Transport::open(owner, strategy, &options).unwrap();
+    let peer = fabric.add_node("peer", Caps::default());
+    let mut peer = Transport::open(peer, Fmr::default(), &options).unwrap();
+    connect_pair(&mut owner, &mut peer).unwrap();
+    (owner, peer)
+}
+
+/// One whole operation: expose, tell, peer writes, peer answers, fence, reclaim.
+fn cycle<S: MemReg>(
+    p: &mut Pair<S>,
+    bytes: DmaBuf,
+    data: DmaBuf,
+    v: &mut Vec<u8>,
+) -> (DmaBuf, DmaBuf) {
+    let (owner, peer) = p;
+    let e = owner.expose(bytes, Grant::PeerWrites).unwrap();
+    let wire = owner.segments(&e).unwrap()[0].to_wire();
+    owner.send(&wire, Reply::InvalidatesNothing).unwrap();
+    settle(Tick(1), &mut [owner, peer]).unwrap();
+    peer.recv(v).unwrap();
+    let seg = peer.import(v).unwrap();
+    let op = peer.write(&seg, 0, data).unwrap();
+    settle(Tick(1), &mut [owner, peer]).unwrap();
+    let data = peer.take(op).unwrap().buffers.into_first().unwrap();
+    peer.send(b"done", Reply::InvalidatesNothing).unwrap();
+    settle(Tick(1), &mut [owner, peer]).unwrap();
+    owner.recv(v).unwrap();
+    owner.revoke(&e, NoReply::Unmarked).unwrap();
+    settle(Tick(1), &mut [owner, peer]).unwrap();
+    (owner.reclaim(e).unwrap().into_first().unwrap(), data)
+}
+
+fn allocations<S: MemReg>(strategy: S, cycles: usize) -> u64 {
+    let mut p = pair(strategy);
+    let mut v = Vec::with_capacity(4096);
+    let mut bufs = Some((DmaBuf::new(4096).unwrap(), DmaBuf::new(4096).unwrap()));
+    let mut once = |p: &mut Pair<S>| {
+        let (bytes, data) = bufs.take().unwrap();
+        bufs = Some(cycle(p, bytes, data, &mut v));
+    };
+    // More than the ledger holds, and more than the key's tags.
+    for _ in 0..5000 {
+        once(&mut p);
+    }
+    let info = allocation_counter::measure(|| {
+        for _ in 0..cycles {
+            once(&mut p);
+        }
+    });
+    info.count_total
+}
+
+#[test]
+fn p4_ten_thousand_cycles_allocate_nothing() {
+    let frwr = allocations(Frwr::default(), 10_000);
+    let fmr = allocations(Fmr::default(), 10_000);
+    println!("heap allocations in 10000 cycles after warm-up: frwr {frwr}, fmr {fmr}");
+    assert_eq!((frwr, fmr), (0, 0));
+}
