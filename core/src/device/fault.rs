@@ -102,7 +102,7 @@ impl FaultPlan {
         self.lock().duplicates += 1;
     }
 
-    /// The next poll of `cq` gives this WC first.
+    /// The next poll of `cq` gives this WC first. Destroying its QP before that drops it.
     pub fn inject_wc(&self, cq: CqId, wc: Wc) {
         self.lock().pending.push_back((cq, wc));
     }
@@ -308,6 +308,7 @@ impl<D: Device> Device for Faulty<D> {
         self.inner.destroy_qp(qp)?;
         let mut plan = self.plan.lock();
         plan.held.retain(|(_, wc)| wc.qp() != qp);
+        plan.pending.retain(|(_, wc)| wc.qp() != qp);
         plan.held_qps.retain(|&q| q != qp);
         Ok(())
     }
@@ -397,5 +398,172 @@ impl<D: Device> Device for Faulty<D> {
 
     fn step(&self) -> bool {
         self.inner.step()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::sim::SimDevice;
+    use super::super::sim::tests::rig::*;
+    use super::super::{WcStatus, errno};
+    use super::*;
+    use crate::types::WrId;
+
+    const OK: WcStatus = WcStatus::Success;
+
+    fn faulty() -> (Side, Side, Faulty<SimDevice>) {
+        let (a, b) = pair();
+        let dev = Faulty::new(a.dev.clone(), FaultPlan::new());
+        (a, b, dev)
+    }
+
+    /// Empty sends: a receive is posted for each at the peer.
+    fn chain_of(n: u64) -> WrChain {
+        let mut all = WrChain::new();
+        for i in 0..n {
+            let one = chain(i, true, |c| send(c, b""));
+            all.push(one.wrs()[0]);
+        }
+        all
+    }
+
+    fn ids(dev: &Faulty<SimDevice>, side: &Side) -> Vec<u64> {
+        let mut out = Vec::new();
+        dev.poll_cq(side.cq, 100, &mut out).unwrap();
+        out.iter().map(|wc| wc.wr_id().0).collect()
+    }
+
+    /// `a` with `n` sends completed and not polled.
+    fn completed(n: u64) -> (Side, Side, Faulty<SimDevice>) {
+        let (a, b, dev) = faulty();
+        let inbox = b.mem(8, RW);
+        for i in 0..n {
+            b.recv(i, &inbox, 8);
+        }
+        dev.post_send(a.qp, &chain_of(n)).unwrap();
+        a.run();
+        (a, b, dev)
+    }
+
+    #[test]
+    fn h_24_post_is_refused_after_a_prefix() {
+        let (a, b, dev) = faulty();
+        let inbox = b.mem(8, RW);
+        for i in 0..8 {
+            b.recv(i, &inbox, 8);
+        }
+        dev.plan().refuse_post(2, 2, errno::ENOMEM);
+        dev.post_send(a.qp, &WrChain::new()).unwrap();
+        dev.post_send(a.qp, &chain_of(1)).unwrap();
+        let e = dev.post_send(a.qp, &chain_of(4)).unwrap_err();
+        assert_eq!((e.posted, e.cause), (2, DeviceError::new(Verb::PostSend, errno::ENOMEM)));
+        dev.post_send(a.qp, &chain_of(1)).unwrap();
+        assert_eq!(a.outcome(), [(0, OK), (0, OK), (1, OK), (0, OK)]);
+        dev.plan().refuse_post(1, 9, errno::EINVAL);
+        assert_eq!(dev.post_send(a.qp, &chain_of(2)).unwrap_err().posted, 1);
+        dev.plan().refuse_post(1, 0, errno::EINVAL);
+        assert_eq!(dev.post_send(a.qp, &chain_of(2)).unwrap_err().posted, 0);
+    }
+
+    #[test]
+    fn two_planned_refusals_each_hit_their_post() {
+        let (a, _b, dev) = faulty();
+        dev.plan().refuse_post(1, 0, errno::ENOMEM);
+        dev.plan().refuse_post(3, 0, errno::EINVAL);
+        let got: Vec<Option<i32>> = (0..4)
+            .map(|_| dev.post_send(a.qp, &chain_of(1)).err().map(|e| e.cause.errno))
+            .collect();
+        assert_eq!(got, [Some(errno::ENOMEM), None, Some(errno::EINVAL), None]);
+    }
+
+    #[test]
+    fn b68_calls_fail_as_often_as_planned() {
+        let (a, _b, dev) = faulty();
+        let mem = a.mem(8, RW);
+        dev.plan().fail(Verb::DeregMr, 2, errno::EBUSY);
+        for _ in 0..2 {
+            let e = dev.dereg_mr(mem.keys.mr).unwrap_err();
+            assert_eq!(e, DeviceError::new(Verb::DeregMr, errno::EBUSY));
+        }
+        assert_eq!(a.dev.counters().mrs, 1, "the device was not asked");
+        dev.dereg_mr(mem.keys.mr).unwrap();
+        dev.plan().fail(Verb::RegMr, 1, errno::ENOMEM);
+        dev.plan().fail(Verb::DmaUnmap, 1, errno::EINVAL);
+        assert!(dev.reg_mr(a.pd, mem.addr, 8, RW).is_err());
+        assert!(dev.reg_mr(a.pd, mem.addr, 8, RW).is_ok());
+        let (_, fenced) = dev.dma_unmap(mem.addr, Fenced::mint()).unwrap_err();
+        assert!(dev.dma_unmap(mem.addr, fenced).is_ok());
+        dev.plan().fail(Verb::CreateQp, usize::MAX, errno::ENOMEM);
+        assert!(dev.create_qp(a.pd, a.cq, DEPTHS).is_err());
+        dev.plan().heal();
+        assert!(dev.create_qp(a.pd, a.cq, DEPTHS).is_ok());
+    }
+
+    #[test]
+    fn b85_sends_in_error_state_are_never_heard_of_again() {
+        let (a, _b, dev) = faulty();
+        dev.plan().swallow_sends_in_error(true);
+        dev.post_send(a.qp, &chain_of(1)).unwrap();
+        dev.qp_to_err(a.qp).unwrap();
+        dev.post_send(a.qp, &chain_of(3)).unwrap();
+        assert_eq!(a.outcome(), [(0, WcStatus::WrFlushErr)]);
+        dev.plan().swallow_sends_in_error(false);
+        dev.post_send(a.qp, &chain_of(1)).unwrap();
+        assert_eq!(a.outcome(), [(0, WcStatus::WrFlushErr)]);
+    }
+
+    #[test]
+    fn wcs_are_lost_doubled_and_made_up() {
+        let (a, _b, dev) = completed(4);
+        dev.plan().swallow_wcs(1, |wc| wc.wr_id().0 >= 1);
+        assert_eq!(ids(&dev, &a), [0, 2, 3]);
+
+        let (a, _b, dev) = completed(2);
+        dev.plan().duplicate_next_wc();
+        assert_eq!(ids(&dev, &a), [0, 1]);
+        assert_eq!(ids(&dev, &a), [0]);
+        assert_eq!(ids(&dev, &a), []);
+
+        let stale = crate::device::WcError {
+            wr_id: WrId(u64::MAX),
+            status: WcStatus::GeneralErr,
+            qp: a.qp,
+            vendor_err: 0,
+        };
+        dev.plan().inject_wc(a.cq, Wc::Error(stale));
+        dev.plan().inject_wc(CqId(99), Wc::Error(stale));
+        assert_eq!(ids(&dev, &a), [u64::MAX]);
+        assert_eq!(ids(&dev, &a), []);
+    }
+
+    #[test]
+    fn wcs_are_delayed_and_overtaken() {
+        let (a, _b, dev) = completed(2);
+        dev.plan().pause_polls(2);
+        assert_eq!((ids(&dev, &a), ids(&dev, &a)), (vec![], vec![]));
+        dev.plan().hold_qp(a.qp);
+        assert_eq!(ids(&dev, &a), []);
+        dev.plan().release_qp(QpId(77));
+        assert_eq!(ids(&dev, &a), []);
+        dev.plan().release_qp(a.qp);
+        let mut out = Vec::new();
+        assert_eq!(dev.poll_cq(a.cq, 1, &mut out), Ok(1), "never more than asked");
+        assert_eq!(ids(&dev, &a), [1]);
+
+        let (a, _b, dev) = completed(2);
+        dev.plan().hold_qp(a.qp);
+        assert_eq!(ids(&dev, &a), []);
+        dev.destroy_qp(a.qp).unwrap();
+        dev.plan().release_qp(a.qp);
+        assert_eq!(ids(&dev, &a), [], "a destroyed QP has no WCs");
+    }
+
+    #[test]
+    fn events_are_made_up_for_one_qp() {
+        let (a, _b, dev) = faulty();
+        dev.plan().inject_event(a.qp, AsyncEvent::PortDown(1));
+        assert_eq!(dev.next_event(QpId(99)), None);
+        assert_eq!(dev.next_event(a.qp), Some(AsyncEvent::PortDown(1)));
+        assert_eq!(dev.next_event(a.qp), None);
     }
 }

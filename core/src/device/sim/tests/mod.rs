@@ -1,6 +1,10 @@
 //! Behaviour of the software device.
 
 mod access;
+mod cost;
 mod fast;
+mod life;
+mod limits;
+mod model;
 mod queues;
 pub(in crate::device) mod rig;
