@@ -549,6 +549,10 @@ mod tests {
         let mut out = Vec::new();
         assert_eq!(dev.poll_cq(a.cq, 1, &mut out), Ok(1), "never more than asked");
         assert_eq!(ids(&dev, &a), [1]);
+        dev.qp_to_err(a.qp).unwrap();
+        dev.post_send(a.qp, &chain_of(1)).unwrap();
+        a.run();
+        assert_eq!(ids(&dev, &a), [0], "no longer held");
 
         let (a, _b, dev) = completed(2);
         dev.plan().hold_qp(a.qp);

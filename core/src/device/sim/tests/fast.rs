@@ -59,6 +59,19 @@ fn map_06_page_list_joins_scattered_pages() {
 }
 
 #[test]
+fn d_04_adjacent_pages_join_and_no_byte_is_lost() {
+    let (a, b) = pair();
+    let (mem, src) = (b.mem(8192, Access::empty()), a.mem(4196, RW));
+    src.fill(&[8; 4196]);
+    let keys = b.fast(2, FastMrKind::Pages);
+    let rkey = registered(&b, &keys, WRITE, &[mem.page(100, 3996), mem.page(4096, 200)]);
+    a.post(2, |c| write(c, src.sge(0, 4196), 0x5000, rkey));
+    assert_eq!(a.outcome(), [(2, OK)]);
+    assert_eq!(mem.read(100, 4197), [&[8u8; 4196][..], &[0]].concat());
+    assert_eq!(a.dev.counters().copies, 2, "one run: only the chunk size splits it");
+}
+
+#[test]
 fn map_05_gaps_need_a_gap_mr() {
     let pages = |m: &Mem| [m.page(100, 50), m.page(4096 + 7, 9), m.page(2 * 4096, 1)];
     let (a, b) = pair_with(gap_caps(), DEPTHS, 64);

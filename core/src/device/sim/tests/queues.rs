@@ -119,7 +119,7 @@ fn message_reaches_the_oldest_receive() {
     b.recv(1, &x, 8);
     b.recv(2, &y, 8);
     a.post(5, |c| send(c, b"first"));
-    a.post(6, |c| send(c, b""));
+    a.post(6, |c| send(c, b"2nd"));
     assert_eq!(a.outcome(), [(5, OK), (6, OK)]);
     let lens: Vec<u32> = b
         .poll()
@@ -129,7 +129,8 @@ fn message_reaches_the_oldest_receive() {
             Wc::Error(e) => panic!("{e}"),
         })
         .collect();
-    assert_eq!((lens, x.read(0, 5)), (vec![5, 0], b"first".to_vec()));
+    assert_eq!(y.read(0, 4), b"2nd\0");
+    assert_eq!((lens, x.read(0, 5)), (vec![5, 3], b"first".to_vec()));
 }
 
 #[test]
