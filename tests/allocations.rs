@@ -1,4 +1,5 @@
-//! Steady state allocates nothing: neither the transport, nor the strategy, nor the software device.
+//! Steady state allocates nothing: neither the transport, nor the strategy, nor the software
+//! device.
 #![allow(clippy::unwrap_used)] // a test
 
 use memreg_core::DmaBuf;

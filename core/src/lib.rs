@@ -1,5 +1,5 @@
 //! Registration of memory for remote access: the [`MemReg`] trait, the engine that alone decides
-//! when a key is dead, the [`Transport`](transport::Transport) that drives both, and the devices
+//! when a key is dead, the [`Transport`] that drives both, and the devices
 //! they run on.
 //!
 //! Read the modules in the order in which a buffer travels: [`mem`] (who owns the bytes) →

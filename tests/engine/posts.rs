@@ -89,7 +89,8 @@ fn rule_9_ten_thousand_cycles_invalidated_by_the_peer_never_stall() {
     }
     let s = rig.owner.stats();
     println!(
-        "10000 cycles invalidated by the peer, SQ 16: {} signaled of {} WRs, longest unsignaled run {longest}",
+        "10000 cycles invalidated by the peer, SQ 16: {} signaled of {} WRs, \
+         longest unsignaled run {longest}",
         s.wrs_signaled, s.wrs
     );
     assert_eq!((s.remote_invalidations, s.invalidations), (10_000, 0));

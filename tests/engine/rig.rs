@@ -106,7 +106,8 @@ impl<S: MemReg> Rig<S> {
         self.owner.reclaim(e).unwrap()
     }
 
-    /// The status with which the peer's write of one byte ends; the connection is gone afterwards if it is an error.
+    /// The status with which the peer's write of one byte ends; the connection is gone afterwards
+    /// if it is an error.
     pub fn probe(&mut self, seg: &Segment) -> WcStatus {
         match self.peer_write(seg, 0, &[0xee]) {
             Ok(_) => WcStatus::Success,
@@ -133,7 +134,8 @@ impl<S: MemReg> Rig<S> {
         matches!(self.owner.state(), State::Down(_))
     }
 
-    /// Nothing is left of all exposures: no live key, no mapping but the message buffers, nothing leaked.
+    /// Nothing is left of all exposures: no live key, no mapping but the message buffers, nothing
+    /// leaked.
     #[track_caller]
     pub fn assert_clean(&self) {
         let (s, c) = (self.owner.stats(), self.node.counters());

@@ -1,14 +1,14 @@
 //! The rules: when a key is dead, what may be posted, who gets bytes back.
 //!
 //! The engine holds the device and everything that a strategy must not touch. It never calls the
-//! strategy: what the strategy has to hear is queued in [`Engine::events`] and delivered by the
+//! strategy: what the strategy has to hear is queued in `Engine::events` and delivered by the
 //! transport.
 //!
-//! - [`ring`]: what is on the send queue, and which WC retires what
-//! - [`keys`]: which keys are live; the ledger
+//! - `ring`: what is on the send queue, and which WC retires what
+//! - `keys`: which keys are live; the ledger
 //! - [`exposure`]: slots that hold bytes, and their handles
-//! - [`stage`]: wishes into WRs, and undo
-//! - [`control`]: what a strategy may do to regions
+//! - `stage`: wishes into WRs, and undo
+//! - `control`: what a strategy may do to regions
 
 pub(crate) mod arena;
 pub(crate) mod control;

@@ -37,7 +37,8 @@ impl Default for OpenOptions {
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 impl<D: Device, S: MemReg> Transport<D, S> {
-    /// Opens a transport: checks and sizes the strategy, makes PD, CQ, QP and message buffers, fills the pool.
+    /// Opens a transport: checks and sizes the strategy, makes PD, CQ, QP and message buffers,
+    /// fills the pool.
     ///
     /// # Shape
     /// Ready afterwards. On error everything made on the way is gone again.
@@ -113,7 +114,8 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         Ok(t)
     }
 
-    /// Makes the QP of the next epoch from a fresh copy of the attributes (H-51) and fills the pool.
+    /// Makes the QP of the next epoch from a fresh copy of the attributes (H-51) and fills the
+    /// pool.
     fn new_qp(&mut self) -> Result<(), DeviceError> {
         let eng = &mut self.eng;
         let ask = QpCaps {
@@ -180,12 +182,15 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         self.deliver();
     }
 
-    /// Makes a new QP for a new epoch. Every key of the last one is dead: a PD gets no new QP before (rule 4).
+    /// Makes a new QP for a new epoch. Every key of the last one is dead: a PD gets no new QP
+    /// before (rule 4).
     ///
     /// # Shape
-    /// Down → Ready. Fenced exposures stay reclaimable; handles of the last epoch never reach the new one.
+    /// Down → Ready. Fenced exposures stay reclaimable; handles of the last epoch never reach the
+    /// new one.
     /// # Errors
-    /// [`ConnectError::KeysNotDead`] while the device refuses to destroy a key: `recover`, then try again.
+    /// [`ConnectError::KeysNotDead`] while the device refuses to destroy a key: `recover`, then try
+    /// again.
     pub fn reconnect(&mut self) -> Result<(), ConnectError> {
         if !matches!(self.state, State::Down(_)) {
             return Err(ApiMisuse::WrongState { call: "reconnect", needs: "down" }.into());
@@ -212,7 +217,8 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         Ok(())
     }
 
-    /// Rebuilds at most `budget` condemned regions, and tries again to destroy keys that the device held on to.
+    /// Rebuilds at most `budget` condemned regions, and tries again to destroy keys that the device
+    /// held on to.
     ///
     /// # Errors
     /// The device's first error; what was done stays done.
@@ -261,8 +267,8 @@ fn check_limits(l: &Limits) -> Result<(), &'static str> {
 }
 
 impl<D: Device, S: MemReg> Drop for Transport<D, S> {
-    /// Destroys the QP and every key without waiting, then returns the memory. What the device will not destroy is
-    /// leaked: the memory stays mapped for the life of the process.
+    /// Destroys the QP and every key without waiting, then returns the memory. What the device will
+    /// not destroy is leaked: the memory stays mapped for the life of the process.
     fn drop(&mut self) {
         if let Some(qp) = self.eng.qp {
             let _ = self.eng.device.qp_to_err(qp);

@@ -18,14 +18,15 @@ use std::collections::VecDeque;
 pub enum Reply<'a> {
     /// No reply, or one that invalidates nothing.
     InvalidatesNothing,
-    /// The reply may invalidate a key of one of these (SEND_WITH_INV): until it has come, they are not invalidated
-    /// from this side (rule 5).
+    /// The reply may invalidate a key of one of these (SEND_WITH_INV): until it has come, they are
+    /// not invalidated from this side (rule 5).
     MayInvalidate(&'a [&'a Exposed]),
 }
 
 /// Proof that a reply has arrived; `revoke` asks for it where a reply may have invalidated a key.
 ///
-/// The core cannot match replies to requests: give the token of the reply that answered *this* request.
+/// The core cannot match replies to requests: give the token of the reply that answered *this*
+/// request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ReplyToken {
     pub(super) transport: TransportId,
@@ -159,7 +160,8 @@ impl Messages {
         })
     }
 
-    /// For a new QP: every slot is free again; messages of the last epoch that nobody took are dropped.
+    /// For a new QP: every slot is free again; messages of the last epoch that nobody took are
+    /// dropped.
     pub(super) fn reset<D: Device>(&mut self, eng: &mut Engine<D>) {
         self.inbox.clear();
         self.received = 0;
@@ -213,18 +215,19 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     /// Posts everything staged and then a message, as one chain with one doorbell.
     ///
     /// # Shape
-    /// Staged exposures become exposed: the peer can only learn their keys from this or a later message, and by
-    /// then they are registered (O-4).
+    /// Staged exposures become exposed: the peer can only learn their keys from this or a later
+    /// message, and by then they are registered (O-4).
     /// # Errors
-    /// [`Refusal`]; unless it says that the connection went down, nothing was posted and everything stays staged.
+    /// [`Refusal`]; unless it says that the connection went down, nothing was posted and everything
+    /// stays staged.
     /// # Cost
     /// One post; the message is copied. No allocation.
     pub fn send(&mut self, message: &[u8], reply: Reply<'_>) -> Result<(), Refusal> {
         self.send_marked(message, reply)
     }
 
-    /// As [`send`](Transport::send), and refuses a message that the QP does not take inline: such a one costs the
-    /// device no read of memory.
+    /// As [`send`](Transport::send), and refuses a message that the QP does not take inline: such a
+    /// one costs the device no read of memory.
     ///
     /// # Errors
     /// [`Refusal::InlineTooLong`] before anything is posted; else as `send`.
@@ -254,7 +257,8 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         Ok(())
     }
 
-    /// As [`send`](Transport::send), and invalidates one of the peer's keys when it arrives (SEND_WITH_INV).
+    /// As [`send`](Transport::send), and invalidates one of the peer's keys when it arrives
+    /// (SEND_WITH_INV).
     ///
     /// # Errors
     /// As `send`; [`Refusal::Segment`] for a segment of an earlier connection.
@@ -292,14 +296,16 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         Ok(())
     }
 
-    /// The message's bytes in the chain, inline if the QP takes them so, or in a send slot until it is retired (H-62).
+    /// The message's bytes in the chain, inline if the QP takes them so, or in a send slot until it
+    /// is retired (H-62).
     fn stage_message(&mut self, message: &[u8]) -> Result<(Payload, Option<u32>), Refusal> {
         if message.len() <= self.eng.max_inline as usize {
             return Ok((Payload::Inline(self.eng.chain.add_inline(message)), None));
         }
         let full = DeviceError::new(Verb::PostSend, errno::ENOMEM);
         let (Some(memory), Some(slot)) = (&self.messages.send, self.eng.send_slots.pop()) else {
-            // There are as many slots as the send ring has entries, so a checked post never gets here.
+            // There are as many slots as the send ring has entries, so a checked post never gets
+            // here.
             return Err(Refusal::Device(full));
         };
         if !memory.bytes.copy_in(slot as usize * memory.slot_len, message) {
@@ -309,7 +315,8 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         Ok((Payload::Sges(self.eng.chain.add_sges([sge])), Some(slot)))
     }
 
-    /// Takes the oldest message that arrived: its bytes replace what is in `out`, and its receive is posted again.
+    /// Takes the oldest message that arrived: its bytes replace what is in `out`, and its receive
+    /// is posted again.
     ///
     /// # Cost
     /// One copy, one post. No allocation once `out` has the capacity.
@@ -400,7 +407,8 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         Ok(())
     }
 
-    /// Posts the chain that was built; a refusal for anything but a full queue costs the connection (D-01).
+    /// Posts the chain that was built; a refusal for anything but a full queue costs the connection
+    /// (D-01).
     pub(super) fn post(&mut self) -> Result<(), Refusal> {
         match self.eng.post_chain() {
             Ok(()) => Ok(()),

@@ -16,7 +16,8 @@ use smallvec::SmallVec;
 pub struct LocalDone {
     /// The buffers that were moved in.
     pub buffers: Buffers,
-    /// Bytes moved, or how the device or the peer refused. After an error the buffers of a read hold anything.
+    /// Bytes moved, or how the device or the peer refused. After an error the buffers of a read
+    /// hold anything.
     pub result: Result<u64, AccessError>,
 }
 
@@ -35,8 +36,8 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     /// # Errors
     /// [`BufferError`] returns the buffers; nothing was posted.
     /// # Cost
-    /// One post; more than `max_sge_rd` buffers become several WRs, of which the last is signaled. A buffer that was
-    /// used on this transport before needs no registration.
+    /// One post; more than `max_sge_rd` buffers become several WRs, of which the last is signaled.
+    /// A buffer that was used on this transport before needs no registration.
     pub fn read(
         &mut self,
         segment: &Segment,
@@ -46,7 +47,8 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         self.access(segment, offset, buffers.into(), false, false)
     }
 
-    /// Writes `buffers` into the peer's segment, starting `offset` bytes into it. As [`read`](Transport::read).
+    /// Writes `buffers` into the peer's segment, starting `offset` bytes into it. As
+    /// [`read`](Transport::read).
     ///
     /// # Errors
     /// As `read`.

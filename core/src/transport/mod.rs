@@ -1,14 +1,15 @@
 //! One connection: expose, send, revoke, reclaim; read and write; drain and recover.
 //!
-//! A [`Transport`] is driven by its owner: nothing happens unless [`poll`](Transport::poll) is called. It is `Send`,
-//! and no lock is shared between two of them (the software device's fabric apart).
+//! A [`Transport`] is driven by its owner: nothing happens unless [`poll`](Transport::poll) is
+//! called. It is `Send`, and no lock is shared between two of them (the software device's fabric
+//! apart).
 //!
-//! - [`connect`]: open, connect, disconnect, reconnect, close
-//! - [`expose`]: expose, revoke, cancel, reclaim
-//! - [`exchange`]: messages both ways, with and without invalidation
-//! - [`local`]: read and write of a remote segment
-//! - [`complete`]: poll, and where each WC goes
-//! - [`drain`]: poison, drain, destroy every key
+//! - `connect`: open, connect, disconnect, reconnect, close
+//! - `expose`: expose, revoke, cancel, reclaim
+//! - `exchange`: messages both ways, with and without invalidation
+//! - `local`: read and write of a remote segment
+//! - `complete`: poll, and where each WC goes
+//! - `drain`: poison, drain, destroy every key
 //! - [`error`]: what can go wrong, and what to do
 
 mod complete;
@@ -53,8 +54,9 @@ pub enum State {
 /// One connection with one strategy on one device.
 ///
 /// # Shape
-/// Ready → Up → Draining → Down → (reconnect) Ready. Buffers move in with `expose`, `read` and `write`, and out with
-/// `reclaim` and `take`. Dropping it destroys the QP and every key; what cannot be proven dead is leaked and logged.
+/// Ready → Up → Draining → Down → (reconnect) Ready. Buffers move in with `expose`, `read` and
+/// `write`, and out with `reclaim` and `take`. Dropping it destroys the QP and every key; what
+/// cannot be proven dead is leaked and logged.
 /// # Ordering
 /// WRs run in the order of the calls that post them: `flush`, `send`, `revoke`, `read`, `write`.
 pub struct Transport<D: Device, S: MemReg> {
