@@ -27,6 +27,9 @@ id!(
     /// A memory region object of one device: an ordinary MR or one for REG_MR.
     MrId, u32);
 id!(
+    /// A type-2 memory window object of one device.
+    MwId, u32);
+id!(
     /// An address as the device sees it. On the software device it is a counter, never a pointer.
     DmaAddr, u64);
 id!(

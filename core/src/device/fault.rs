@@ -4,11 +4,11 @@
 //! inside knows nothing of it.
 
 use super::{
-    AsyncEvent, Caps, Device, DeviceError, Endpoint, FastMrKind, MrKeys, PostError, QpCaps,
+    AsyncEvent, Caps, Device, DeviceError, Endpoint, FastMrKind, MrKeys, MwKeys, PostError, QpCaps,
     QpState, RecvWr, Verb, Wc, WrChain, sealed,
 };
 use crate::mem::{ExposedBytes, Fenced, Unmapped};
-use crate::types::{Access, CqId, DeviceId, DmaAddr, MrId, PdId, QpId};
+use crate::types::{Access, CqId, DeviceId, DmaAddr, MrId, MwId, PdId, QpId};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -344,6 +344,16 @@ impl<D: Device> Device for Faulty<D> {
     fn dereg_mr(&self, mr: MrId) -> Result<(), DeviceError> {
         self.gate(Verb::DeregMr)?;
         self.inner.dereg_mr(mr)
+    }
+
+    fn alloc_mw(&self, pd: PdId) -> Result<MwKeys, DeviceError> {
+        self.gate(Verb::AllocMw)?;
+        self.inner.alloc_mw(pd)
+    }
+
+    fn dealloc_mw(&self, mw: MwId) -> Result<(), DeviceError> {
+        self.gate(Verb::DeallocMw)?;
+        self.inner.dealloc_mw(mw)
     }
 
     fn post_send(&self, qp: QpId, chain: &WrChain) -> Result<(), PostError> {

@@ -21,7 +21,7 @@ pub use wr::{
 
 use self::sim::SimDevice; // the impl that `enum_dispatch` writes below names it
 use crate::mem::{ExposedBytes, Fenced, Unmapped};
-use crate::types::{Access, CqId, DeviceId, DmaAddr, Epoch, Lkey, MrId, PdId, QpId, Rkey};
+use crate::types::{Access, CqId, DeviceId, DmaAddr, Epoch, Lkey, MrId, MwId, PdId, QpId, Rkey};
 
 pub(crate) mod sealed {
     /// Devices answer for memory safety, so they live in this crate.
@@ -60,6 +60,15 @@ pub struct MrKeys {
     /// For SGEs of local WRs.
     pub lkey: Lkey,
     /// For peers. Of an MR without remote rights it opens nothing.
+    pub rkey: Rkey,
+}
+
+/// A type-2 window and its key.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MwKeys {
+    /// The object.
+    pub mw: MwId,
+    /// Its key before the first bind, which opens nothing; each bind brings a new tag.
     pub rkey: Rkey,
 }
 
@@ -172,6 +181,12 @@ pub trait Device: sealed::Sealed + Send {
     /// Ends an MR of either kind, and with it every access through its keys. EBUSY while a window
     /// is bound to it.
     fn dereg_mr(&self, mr: MrId) -> Result<(), DeviceError>;
+
+    /// Makes a free type-2 window. Make it after the QP that it will be bound on.
+    fn alloc_mw(&self, pd: PdId) -> Result<MwKeys, DeviceError>;
+
+    /// Ends a window, bound or free, and with it every access through its key. Before its QP is destroyed.
+    fn dealloc_mw(&self, mw: MwId) -> Result<(), DeviceError>;
 
     /// Posts the WRs in order with one doorbell.
     ///

@@ -1,11 +1,11 @@
 //! A wrapper that writes down what a device was asked, in order. For tests and for reports of failures.
 
 use super::{
-    AsyncEvent, Caps, Device, DeviceError, Endpoint, FastMrKind, MrKeys, PostError, QpCaps,
+    AsyncEvent, Caps, Device, DeviceError, Endpoint, FastMrKind, MrKeys, MwKeys, PostError, QpCaps,
     QpState, RecvWr, Wc, Wr, WrChain, sealed,
 };
 use crate::mem::{ExposedBytes, Fenced, Unmapped};
-use crate::types::{Access, CqId, DeviceId, DmaAddr, MrId, PdId, QpId};
+use crate::types::{Access, CqId, DeviceId, DmaAddr, MrId, MwId, PdId, QpId};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// One call that changes something, with its outcome.
@@ -28,6 +28,10 @@ pub enum Call {
     AllocFastMr(MrId),
     /// `dereg_mr` succeeded.
     DeregMr(MrId),
+    /// `alloc_mw` made this window.
+    AllocMw(MwId),
+    /// `dealloc_mw` succeeded.
+    DeallocMw(MwId),
     /// `post_send` accepted this many of these WRs.
     PostSend(Vec<Wr>, usize),
     /// `poll_cq` gave this WC.
@@ -167,6 +171,14 @@ impl<D: Device> Device for Traced<D> {
 
     fn dereg_mr(&self, mr: MrId) -> Result<(), DeviceError> {
         self.done(self.inner.dereg_mr(mr), |()| Call::DeregMr(mr))
+    }
+
+    fn alloc_mw(&self, pd: PdId) -> Result<MwKeys, DeviceError> {
+        self.done(self.inner.alloc_mw(pd), |k| Call::AllocMw(k.mw))
+    }
+
+    fn dealloc_mw(&self, mw: MwId) -> Result<(), DeviceError> {
+        self.done(self.inner.dealloc_mw(mw), |()| Call::DeallocMw(mw))
     }
 
     fn post_send(&self, qp: QpId, chain: &WrChain) -> Result<(), PostError> {

@@ -1,6 +1,6 @@
 //! Work requests and work completions, independent of any device.
 
-use crate::types::{Access, DmaAddr, Lkey, MrId, QpId, Rkey, WrId};
+use crate::types::{Access, DmaAddr, Lkey, MrId, MwId, QpId, Rkey, WrId};
 use std::ops::Range;
 
 /// A local range in a WR.
@@ -94,6 +94,21 @@ pub enum WrOp {
         len: u64,
         /// The pages.
         pages: Span,
+    },
+    /// Binds a free type-2 window onto a part of an ordinary MR, with a new key for this QP.
+    BindMw {
+        /// The window.
+        mw: MwId,
+        /// The key from now on; only its tag may differ from the window's.
+        rkey: Rkey,
+        /// The parent, registered with `MW_BIND` (and `LOCAL_WRITE` if the window is writable).
+        mr: MrId,
+        /// First byte.
+        addr: DmaAddr,
+        /// Bytes.
+        len: u64,
+        /// Rights of the window.
+        access: Access,
     },
     /// Makes a key invalid; the MR stays and can be registered again.
     LocalInv(Rkey),

@@ -43,6 +43,7 @@ impl State {
             Work::Read { addr, rkey } => self.read(at, wqe, addr, rkey, scratch),
             Work::Register(reg) => self.register(at, wqe, reg),
             Work::Invalidate(rkey) => self.local_inv(at, rkey),
+            Work::Bind => Err(Stop::Fail(WcStatus::LocQpOpErr, Syndrome::Flushed)),
         };
         let (id, qp) = self.nodes[at.node].qps.at_mut(at.qp);
         match result {

@@ -4,11 +4,11 @@ use super::counters::SimCounters;
 use super::fabric::{Fabric, State, gone};
 use super::node::{Life, Node};
 use crate::device::{
-    AsyncEvent, Caps, Device, DeviceError, Endpoint, FastMrKind, MrKeys, PostError, QpCaps,
+    AsyncEvent, Caps, Device, DeviceError, Endpoint, FastMrKind, MrKeys, MwKeys, PostError, QpCaps,
     QpState, RecvWr, Verb, Wc, WrChain, errno, sealed,
 };
 use crate::mem::{ExposedBytes, Fenced, Unmapped};
-use crate::types::{Access, CqId, DeviceId, DmaAddr, MrId, PdId, QpId};
+use crate::types::{Access, CqId, DeviceId, DmaAddr, MrId, MwId, PdId, QpId};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -198,6 +198,14 @@ impl Device for SimDevice {
 
     fn dereg_mr(&self, mr: MrId) -> Result<(), DeviceError> {
         self.release(Verb::DeregMr, |s, n| s.nodes[n].dereg_mr(mr))
+    }
+
+    fn alloc_mw(&self, pd: PdId) -> Result<MwKeys, DeviceError> {
+        self.live(Verb::AllocMw, |n| n.alloc_mw(pd))
+    }
+
+    fn dealloc_mw(&self, mw: MwId) -> Result<(), DeviceError> {
+        self.release(Verb::DeallocMw, |s, n| s.nodes[n].dealloc_mw(mw))
     }
 
     fn post_send(&self, qp: QpId, chain: &WrChain) -> Result<(), PostError> {

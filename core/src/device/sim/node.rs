@@ -7,10 +7,10 @@ use super::mr::{MrTable, rights_are_valid};
 use super::qp::Qp;
 use super::table::Table;
 use crate::device::{
-    Caps, DeviceError, Endpoint, FastMrKind, LimitInfo, MrKeys, PostError, QpCaps, QpState, RecvWr,
-    Verb, Wc, WrChain, errno,
+    Caps, DeviceError, Endpoint, FastMrKind, LimitInfo, MrKeys, MwKeys, PostError, QpCaps, QpState,
+    RecvWr, Verb, Wc, WrChain, errno,
 };
-use crate::types::{Access, CqId, DmaAddr, Epoch, MrId, PdId, QpId};
+use crate::types::{Access, CqId, DmaAddr, Epoch, MrId, MwId, PdId, QpId};
 
 /// The state of one node.
 #[derive(Debug)]
@@ -204,6 +204,15 @@ impl Node {
         let keys = self.mrs.add_fast(pd, depth, kind).ok_or(error(errno::ENOMEM))?;
         self.counters.alloc_mr_calls += 1;
         Ok(keys)
+    }
+
+    /// Until windows come, a device without them.
+    pub(super) fn alloc_mw(&mut self, _pd: PdId) -> Result<MwKeys, DeviceError> {
+        Err(DeviceError::new(Verb::AllocMw, errno::EOPNOTSUPP))
+    }
+
+    pub(super) fn dealloc_mw(&mut self, _mw: MwId) -> Result<(), DeviceError> {
+        Err(DeviceError::new(Verb::DeallocMw, errno::EINVAL))
     }
 
     pub(super) fn dereg_mr(&mut self, mr: MrId) -> Result<(), DeviceError> {

@@ -65,11 +65,21 @@ pub(super) struct Wqe {
 /// What a WR does.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Work {
-    Send { invalidate: Option<Rkey> },
-    Write { addr: u64, rkey: Rkey },
-    Read { addr: u64, rkey: Rkey },
+    Send {
+        invalidate: Option<Rkey>,
+    },
+    Write {
+        addr: u64,
+        rkey: Rkey,
+    },
+    Read {
+        addr: u64,
+        rkey: Rkey,
+    },
     Register(Registration),
     Invalidate(Rkey),
+    /// A window's bind; refused until windows come.
+    Bind,
 }
 
 impl Qp {
@@ -218,6 +228,7 @@ impl<'a> Parts<'a> {
                 ..bare(Work::Register(Registration { mr, rkey, access, iova, len }))
             },
             WrOp::LocalInv(rkey) => bare(Work::Invalidate(rkey)),
+            WrOp::BindMw { .. } => bare(Work::Bind),
         }
     }
 
@@ -233,6 +244,7 @@ impl<'a> Parts<'a> {
             Work::Send { invalidate } => invalidate.is_some(),
             Work::Write { .. } | Work::Read { .. } => false,
             Work::Register(_) | Work::Invalidate(_) => true,
+            Work::Bind => return Err(DeviceError::new(Verb::PostSend, errno::EOPNOTSUPP)),
         };
         let lists = dev.max_fast_reg_page_list_len;
         let list_needed = matches!(self.work, Work::Register(_)) && lists == 0;
