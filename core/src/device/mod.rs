@@ -185,7 +185,8 @@ pub trait Device: sealed::Sealed + Send {
     /// Makes a free type-2 window. Make it after the QP that it will be bound on.
     fn alloc_mw(&self, pd: PdId) -> Result<MwKeys, DeviceError>;
 
-    /// Ends a window, bound or free, and with it every access through its key. Before its QP is destroyed.
+    /// Ends a window, bound or free, and with it every access through its key. Before its QP is
+    /// destroyed.
     fn dealloc_mw(&self, mw: MwId) -> Result<(), DeviceError>;
 
     /// Posts the WRs in order with one doorbell.

@@ -1,4 +1,5 @@
-//! A wrapper that writes down what a device was asked, in order. For tests and for reports of failures.
+//! A wrapper that writes down what a device was asked, in order. For tests and for reports of
+//! failures.
 
 use super::{
     AsyncEvent, Caps, Device, DeviceError, Endpoint, FastMrKind, MrKeys, MwKeys, PostError, QpCaps,

@@ -16,8 +16,8 @@ pub struct Sge {
 
 /// One entry of a REG_MR page list: the part of one page that belongs to the region.
 ///
-/// Every entry but the first starts on a page boundary and every entry but the last ends on one, unless the MR was
-/// allocated for gaps.
+/// Every entry but the first starts on a page boundary and every entry but the last ends on one,
+/// unless the MR was allocated for gaps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PageEntry {
     /// First byte.
@@ -213,7 +213,8 @@ impl WrChain {
     }
 }
 
-/// A chain holds fewer than 2^32 entries: its makers are bounded by queue depth and page-list length.
+/// A chain holds fewer than 2^32 entries: its makers are bounded by queue depth and page-list
+/// length.
 fn span(start: usize, end: usize) -> Span {
     let to = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     Span { start: to(start), end: to(end) }
@@ -341,7 +342,8 @@ impl std::fmt::Display for WcStatus {
     }
 }
 
-/// One work completion. Only a success has more than id, status and QP: there is no junk to read (O-6).
+/// One work completion. Only a success has more than id, status and QP: there is no junk to read
+/// (O-6).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Wc {
     /// The WR and every earlier one of its send queue succeeded.
