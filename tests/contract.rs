@@ -65,8 +65,9 @@ fn every_id_has_a_disposition() {
         problems.push(format!("{id}: not an id of the contract"));
     }
     let of = |d| count.get(&d).copied().unwrap_or(0);
+    // On a line of its own, whatever the harness has printed before.
     println!(
-        "contract: {} ids, {} tested, {} replaced, {} n/a, {} open",
+        "\ncontract: {} ids, {} tested, {} replaced, {} n/a, {} open",
         ids.len(),
         of(Disposition::Test),
         of(Disposition::Replaced),
