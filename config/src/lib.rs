@@ -47,3 +47,4 @@ pub use settings::{
     StrategyChoice, StrategySettings, VerbsSettings,
 };
 pub use shown::Shown;
+pub use size::{NoSize, parse as parse_size, rounded as rounded_size};

@@ -1,14 +1,20 @@
 //! Sizes in bytes, with and without units.
 
 /// Why a text is no size.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct NoSize {
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{message}{}", hint.as_ref().map(|h| format!(" (did you mean {h}?)")).unwrap_or_default())]
+pub struct NoSize {
+    /// What is wrong with it.
     pub message: &'static str,
+    /// What was meant, if that can be told.
     pub hint: Option<String>,
 }
 
 /// Reads `4096`, `1MiB` or `1 MiB`: decimal digits, at most one space, and a unit. Case matters.
-pub(crate) fn parse(text: &str) -> Result<u64, NoSize> {
+///
+/// # Errors
+/// [`NoSize`] for anything else, a fraction, a unit of doubtful spelling and more than 64 bits.
+pub fn parse(text: &str) -> Result<u64, NoSize> {
     let fault = |message| NoSize { message, hint: None };
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
@@ -37,7 +43,7 @@ pub(crate) fn parse(text: &str) -> Result<u64, NoSize> {
 }
 
 /// The size in the largest unit that divides it, such as `1 MiB`; `None` if that unit is the byte.
-pub(crate) fn rounded(bytes: u64) -> Option<String> {
+pub fn rounded(bytes: u64) -> Option<String> {
     let binary = UNITS.iter().rev().filter(|(_, factor)| factor.is_power_of_two() && *factor > 1);
     let (name, factor) = binary.into_iter().find(|(_, f)| bytes > 0 && bytes.is_multiple_of(*f))?;
     Some(format!("{} {name}", bytes / factor))

@@ -1,0 +1,132 @@
+//! The arguments.
+
+use clap::{Parser, Subcommand};
+use std::path::PathBuf;
+
+/// Expose memory to a remote peer over RDMA, fast, and take it back safely.
+#[derive(Debug, Parser)]
+#[command(name = "memreg", version, arg_required_else_help = true, after_help = EXAMPLES)]
+pub(super) struct Args {
+    #[command(flatten)]
+    common: Common,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  memreg compare                               every strategy on the software device
+  memreg compare --file data.bin --json        the content of a file, the result as JSON
+  memreg compare --set device.profile=shallow  on a device with page lists of 16
+  memreg --config memreg.toml config           every value and where it came from
+  memreg config --reference > memreg.toml      a commented file to start from
+
+Exit codes: 0 ok, 1 the workload failed, 2 usage or configuration, 3 no suitable device or strategy.
+";
+
+#[derive(Debug, Subcommand)]
+pub(super) enum Command {
+    /// Run the same transfers through every strategy, verify every byte and show what each costs.
+    Compare(Compare),
+    /// List the profiles of the software device, and which one the configuration selects.
+    Devices(Devices),
+    /// Show every value of the configuration with its origin, meaning and range.
+    Config(Config),
+}
+
+/// Arguments of every command, before or after its name.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub(super) struct Common {
+    /// Read this TOML file; can be repeated, a later one wins. No file is read without being named.
+    #[arg(long, value_name = "FILE")]
+    pub config: Vec<PathBuf>,
+    /// Set one value, over files and environment; can be repeated.
+    #[arg(long, value_name = "SECTION.KEY=VALUE")]
+    pub set: Vec<String>,
+    /// Print one JSON object instead of text.
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = COMPARE_EXAMPLES)]
+pub(super) struct Compare {
+    #[command(flatten)]
+    common: Common,
+    /// Transfer the content of this file; without it, bytes made from device.seed.
+    #[arg(long, value_name = "FILE")]
+    pub file: Option<PathBuf>,
+    /// Bytes of one operation [default: those of 4KiB,64KiB,1MiB up to memory.max_payload].
+    #[arg(long, value_name = "SIZE", value_delimiter = ',')]
+    pub sizes: Vec<String>,
+    /// Operations of each size [default: 1000; with --file, as many as cover it]. A file is always
+    /// covered whole, also if that takes more.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=OPS_MOST))]
+    pub ops: Option<u32>,
+}
+
+/// Every sample is kept, so there is an end.
+const OPS_MOST: i64 = 10_000_000;
+
+const COMPARE_EXAMPLES: &str = "\
+Examples:
+  memreg compare
+  memreg compare --file Cargo.lock --sizes 4KiB,64KiB
+  memreg compare --set strategy.danger_trust_peer=true      physical as well
+  memreg compare --set device.profile=no-fast-registration  why frwr is out there
+";
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  memreg devices --set device.profile=connectx-5-like\n")]
+pub(super) struct Devices {
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  memreg config --set queues.credits=64\n  \
+                        MEMREG__QUEUES__CREDITS=64 memreg config --json\n")]
+pub(super) struct Config {
+    #[command(flatten)]
+    common: Common,
+    /// Print a commented TOML file that sets every default.
+    #[arg(long)]
+    pub reference: bool,
+}
+
+impl Args {
+    /// What stood before the command's name, then what stood after it.
+    ///
+    /// clap's own global arguments would drop the first where both are given.
+    pub fn common(&self) -> Common {
+        let after = match &self.command {
+            Command::Compare(c) => &c.common,
+            Command::Devices(c) => &c.common,
+            Command::Config(c) => &c.common,
+        };
+        let mut all = self.common.clone();
+        all.config.extend(after.config.iter().cloned());
+        all.set.extend(after.set.iter().cloned());
+        all.json |= after.json;
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_definition_is_sound() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn common_arguments_count_on_both_sides_of_the_command() {
+        let line = "memreg --set a.b=1 --json config --set a.b=2 --config f.toml";
+        let c = Args::try_parse_from(line.split(' ')).unwrap().common();
+        assert_eq!(c.set, ["a.b=1", "a.b=2"]);
+        assert_eq!((c.json, c.config.len()), (true, 1));
+    }
+}

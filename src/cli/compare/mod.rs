@@ -1,0 +1,101 @@
+//! `memreg compare`: the same real transfers through every eligible strategy, every byte verified.
+//!
+//! - [`plan`]: which strategies, sizes and operations
+//! - [`data`]: the bytes
+//! - [`pair`]: an owner and a peer, and one operation between them
+//! - [`figures`]: what it cost
+//! - [`report`], [`text`]: the result
+//!
+//! The strategies take turns at every operation, so that whatever else the host does meets all of
+//! them alike.
+
+mod data;
+mod figures;
+mod pair;
+mod plan;
+mod progress;
+mod report;
+mod text;
+
+use super::failure::Failure;
+use super::{Answer, args, json};
+use data::Data;
+use figures::Running;
+use memreg_config::Loaded;
+use plan::{Contender, Plan};
+use progress::Progress;
+use report::Report;
+
+/// Keys that count here although `auto` does not look at them: every strategy is a candidate.
+pub(super) const ALSO_USES: &[&str] = &["strategy.danger_trust_peer", "strategy.order"];
+
+/// Compares the strategies.
+pub(super) fn run(loaded: &Loaded, args: &args::Compare, as_json: bool) -> Result<Answer, Failure> {
+    let mut data = Data::open(args.file.as_deref(), &loaded.settings)?;
+    let mut plan = Plan::make(&loaded.settings, args, &data)?;
+    if plan.refusal.is_none() {
+        measure(&mut plan, &mut data)?;
+    }
+    let report = Report::new(loaded, &plan, &data);
+    let stdout = if as_json { json(&report) } else { text::render(&report) };
+    Ok(Answer { stdout, failure: plan.refusal.take().or_else(|| failed(&plan)) })
+}
+
+/// Runs every operation of every size; a strategy that goes wrong is out from then on.
+fn measure(plan: &mut Plan, data: &mut Data) -> Result<(), Failure> {
+    let total = plan.sizes.iter().map(|s| u64::from(s.ops)).sum();
+    let mut progress = Progress::new(total);
+    let mut bytes = vec![];
+    for size in &plan.sizes {
+        for c in &mut plan.contenders {
+            warm_up(c, size.bytes, data, &mut bytes)?;
+        }
+        for op in 0..size.ops {
+            data.chunk(op, size.bytes, &mut bytes)?;
+            for c in &mut plan.contenders {
+                one(c, size.bytes, op, &bytes);
+            }
+            progress.step(size.bytes);
+        }
+        for c in &mut plan.contenders {
+            c.finish_size();
+        }
+    }
+    Ok(())
+}
+
+/// One operation that is verified and not counted: it makes what later ones find made.
+fn warm_up(
+    c: &mut Contender,
+    size: usize,
+    data: &mut Data,
+    bytes: &mut Vec<u8>,
+) -> Result<(), Failure> {
+    let Some(pair) = c.live() else { return Ok(()) };
+    data.chunk(0, size, bytes)?;
+    let outcome = pair.resize(size).and_then(|()| pair.operation(bytes));
+    let before = pair.counters();
+    match outcome {
+        Ok(_) => c.running = Some(Running::new(size, before)),
+        Err(fault) => c.fail(size, 0, &fault),
+    }
+    Ok(())
+}
+
+fn one(c: &mut Contender, size: usize, op: u32, bytes: &[u8]) {
+    let Some(pair) = c.live() else { return };
+    match pair.operation(bytes) {
+        Ok(done) => {
+            if let Some(running) = &mut c.running {
+                running.add(done, bytes.len());
+            }
+        }
+        Err(fault) => c.fail(size, op, &fault),
+    }
+}
+
+/// Every strategy that went wrong, in one failure.
+fn failed(plan: &Plan) -> Option<Failure> {
+    let faults: Vec<&str> = plan.contenders.iter().filter_map(|c| c.fault.as_deref()).collect();
+    (!faults.is_empty()).then(|| Failure::workload(anyhow::anyhow!("{}", faults.join("\n"))))
+}

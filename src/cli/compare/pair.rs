@@ -1,0 +1,300 @@
+//! An owner with the strategy under comparison, a peer, and one operation between them.
+
+use super::figures::{Counters, Done};
+use crate::Transport;
+use crate::cli::clock;
+use anyhow::anyhow;
+use memreg_core::device::sim::{Fabric, SimDevice};
+use memreg_core::device::{AnyDevice, Caps};
+use memreg_core::drive::{connect_pair, settle};
+use memreg_core::mem::DmaBuf;
+use memreg_core::sizing::Ask;
+use memreg_core::transport::error::{ConnectError, OpenError};
+use memreg_core::transport::{Buffers, Exposed, NoReply, OpenOptions, Reply, State};
+use memreg_core::types::{Grant, Segment, Tick};
+use memreg_strategies::{Fmr, Strategy};
+use std::time::Duration;
+
+/// Both ends, on a fabric of their own.
+#[derive(Debug)]
+pub(super) struct Pair {
+    owner: Transport,
+    peer: Transport,
+    device: SimDevice,
+    /// Both are there between operations; an operation that fails keeps them.
+    owner_buf: Option<DmaBuf>,
+    peer_buf: Option<DmaBuf>,
+    message: Vec<u8>,
+    segments: Vec<Segment>,
+}
+
+/// A byte that arrived is not the one that was sent.
+#[derive(Debug, thiserror::Error)]
+#[error("{direction}: wrong byte at offset {offset}: expected {expected:#04x}, got {got:#04x}")]
+struct WrongByte {
+    direction: &'static str,
+    offset: usize,
+    expected: u8,
+    got: u8,
+}
+
+/// Why there is no pair.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum PairError {
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+}
+
+/// The software device has no clock; nothing here waits for one.
+const NOW: Tick = Tick(0);
+
+impl Pair {
+    /// Opens and connects both ends. The peer never exposes, so its device and strategy are always
+    /// the same: profile `generic`, ordinary registrations.
+    pub fn open(seed: u64, caps: &Caps, ask: &Ask, strategy: Strategy) -> Result<Pair, PairError> {
+        let fabric = Fabric::new(seed);
+        let device = fabric.add_node("sim", caps.clone());
+        let options = OpenOptions { ask: *ask, ..OpenOptions::default() };
+        let mut owner = Transport::open(AnyDevice::from(device.clone()), strategy, &options)?;
+        let node = fabric.add_node("sim-peer", Caps::default());
+        let ask = Ask { credits: PEER_CREDITS, ..Ask::default() };
+        let options = OpenOptions { ask, ..OpenOptions::default() };
+        let mut peer = Transport::open(node.into(), Fmr::new().into(), &options)?;
+        connect_pair(&mut owner, &mut peer)?;
+        let (message, segments) = (vec![], vec![]);
+        Ok(Pair { owner, peer, device, owner_buf: None, peer_buf: None, message, segments })
+    }
+
+    /// Replaces the buffers with some of this size.
+    pub fn resize(&mut self, size: usize) -> anyhow::Result<()> {
+        self.owner_buf = Some(DmaBuf::new(size)?);
+        self.peer_buf = Some(DmaBuf::new(size)?);
+        Ok(())
+    }
+
+    /// What owner and device have counted.
+    pub fn counters(&self) -> Counters {
+        Counters { stats: *self.owner.stats(), device: self.device.counters() }
+    }
+
+    /// Carries `data` in both directions and compares every byte at both ends.
+    ///
+    /// Data longer than the strategy takes at once is carried in several exposures, one after the
+    /// other, as a program would have to.
+    pub fn operation(&mut self, data: &[u8]) -> anyhow::Result<Done> {
+        let most = usize::try_from(self.owner.limits().max_payload_bytes).unwrap_or(usize::MAX);
+        let mut done = Done::default();
+        for grant in [Grant::PeerReads, Grant::PeerWrites] {
+            let mut at = 0;
+            while at < data.len() {
+                let part = &data[at..data.len().min(at.saturating_add(most))];
+                done.time += self.pass(grant, part, part).map_err(|e| moved(e, at))?;
+                done.exposures += 1;
+                at += part.len();
+            }
+        }
+        Ok(done)
+    }
+
+    /// One exposure: `data` is sent, `expected` must arrive. Returns the time without filling and
+    /// comparing buffers.
+    fn pass(&mut self, grant: Grant, data: &[u8], expected: &[u8]) -> anyhow::Result<Duration> {
+        let reads = grant == Grant::PeerReads;
+        let (mut ours, mut theirs) = match (self.owner_buf.take(), self.peer_buf.take()) {
+            (Some(a), Some(b)) => (a, b),
+            _ => return Err(anyhow!("buffers of an earlier operation are lost")),
+        };
+        let (from, to) = if reads { (&mut ours, &mut theirs) } else { (&mut theirs, &mut ours) };
+        from[..data.len()].copy_from_slice(data);
+        // What is not transferred can then not be right by chance.
+        to[..data.len()].iter_mut().zip(expected).for_each(|(b, e)| *b = !e);
+
+        let start = clock::now();
+        let exposed = self.announce((ours, 0..data.len()).into(), grant)?;
+        let theirs = self.access(theirs, data.len(), reads)?;
+        let mut time = start.elapsed();
+        if reads {
+            compare("peer reads", &theirs, expected)?;
+        }
+        let start = clock::now();
+        let ours = self.take_back(exposed)?;
+        time += start.elapsed();
+        compare(
+            if reads { "owner's bytes after the peer read" } else { "peer writes" },
+            &ours,
+            expected,
+        )?;
+        (self.owner_buf, self.peer_buf) = (Some(ours), Some(theirs));
+        Ok(time)
+    }
+
+    /// Owner: exposes and tells the peer the segments.
+    fn announce(&mut self, buffers: Buffers, grant: Grant) -> anyhow::Result<Exposed> {
+        let exposed = self.owner.expose(buffers, grant)?;
+        self.message.clear();
+        for segment in self.owner.segments(&exposed)? {
+            self.message.extend_from_slice(&segment.to_wire());
+        }
+        if self.owner.limits().remote_invalidation {
+            self.owner.send(&self.message, Reply::MayInvalidate(&[&exposed]))?;
+        } else {
+            self.owner.send(&self.message, Reply::InvalidatesNothing)?;
+        }
+        self.settle()?;
+        Ok(exposed)
+    }
+
+    /// Peer: reads the segments it was told of into its buffer, or writes the buffer into them, and
+    /// replies; invalidates the first key on the way where the strategy allows it.
+    fn access(&mut self, mut buf: DmaBuf, len: usize, reads: bool) -> anyhow::Result<DmaBuf> {
+        self.peer.recv(&mut self.message).ok_or_else(|| self.silence("the peer"))?;
+        self.segments.clear();
+        for wire in self.message.chunks(Segment::WIRE_LEN) {
+            self.segments.push(self.peer.import(wire)?);
+        }
+        let mut at = 0usize;
+        for i in 0..self.segments.len() {
+            let segment = self.segments[i];
+            let end = usize::try_from(segment.len).ok().and_then(|n| at.checked_add(n));
+            let end = end.filter(|end| *end <= len).ok_or_else(|| anyhow!("segments overlap"))?;
+            let part = (buf, at..end);
+            let op = match reads {
+                true => self.peer.read(&segment, 0, part)?,
+                false => self.peer.write(&segment, 0, part)?,
+            };
+            self.settle()?;
+            let done = self.peer.take(op)?;
+            done.result?;
+            buf = done.buffers.into_first().ok_or_else(|| anyhow!("the peer's buffer is lost"))?;
+            at = end;
+        }
+        if at != len {
+            return Err(anyhow!("segments hold {at} bytes of {len}"));
+        }
+        Ok(buf)
+    }
+
+    /// Peer: replies. Owner: takes the reply, then the access and the bytes back.
+    fn take_back(&mut self, exposed: Exposed) -> anyhow::Result<DmaBuf> {
+        match self.segments.first() {
+            Some(first) if self.owner.limits().remote_invalidation => {
+                self.peer.send_with_inv(&[], first)?;
+            }
+            _ => self.peer.send(&[], Reply::InvalidatesNothing)?,
+        }
+        self.settle()?;
+        let reply = self.owner.recv(&mut self.message).ok_or_else(|| self.silence("the owner"))?;
+        self.owner.revoke(&exposed, NoReply::Arrived(&reply.token))?;
+        self.settle()?;
+        let buffers = self.owner.reclaim(exposed)?;
+        buffers.into_first().ok_or_else(|| anyhow!("the owner's buffer is lost"))
+    }
+
+    fn settle(&mut self) -> anyhow::Result<()> {
+        settle(NOW, &mut [&mut self.owner, &mut self.peer])?;
+        Ok(())
+    }
+
+    /// No message came: says why, if a connection knows.
+    fn silence(&self, who: &str) -> anyhow::Error {
+        let states = [("owner", self.owner.state()), ("peer", self.peer.state())];
+        let down = states.iter().find_map(|(side, state)| match state {
+            State::Down(cause) => Some(format!(": the {side}'s connection is down: {cause}")),
+            _ => None,
+        });
+        anyhow!("{who} got no message{}", down.unwrap_or_default())
+    }
+}
+
+/// One operation is in flight at a time.
+const PEER_CREDITS: u32 = 4;
+
+/// The same error, of a part that starts at `base`.
+fn moved(error: anyhow::Error, base: usize) -> anyhow::Error {
+    match error.downcast::<WrongByte>() {
+        Ok(wrong) => WrongByte { offset: base + wrong.offset, ..wrong }.into(),
+        Err(other) => other,
+    }
+}
+
+/// The first byte of `got` that is not the one of `expected`.
+fn compare(direction: &'static str, got: &[u8], expected: &[u8]) -> anyhow::Result<()> {
+    // Whole slices first: that is a memcmp.
+    if got.get(..expected.len()) == Some(expected) {
+        return Ok(());
+    }
+    let wrong = got.iter().zip(expected).enumerate().find(|(_, (g, e))| g != e);
+    match wrong {
+        Some((offset, (&got, &expected))) => {
+            Err(WrongByte { direction, offset, expected, got }.into())
+        }
+        None => Err(anyhow!("{direction}: {} bytes of {}", got.len(), expected.len())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use memreg_strategies::{Frwr, Physical};
+
+    fn pair(strategy: Strategy, caps: Caps) -> Pair {
+        let ask = Ask { danger_trust_peer: true, ..Ask::default() };
+        let mut pair = Pair::open(1, &caps, &ask, strategy).unwrap();
+        pair.resize(200_000).unwrap();
+        pair
+    }
+
+    fn each() -> [Strategy; 3] {
+        [Frwr::new().into(), Fmr::new().into(), Physical::new(true).into()]
+    }
+
+    #[test]
+    fn every_strategy_carries_every_byte_both_ways() {
+        for strategy in each() {
+            let mut pair = pair(strategy, Caps::default());
+            for len in [1, 4096, 4097, 200_000] {
+                let data: Vec<u8> = (0..len).map(|i| (i * 7 / 3) as u8).collect();
+                let done = pair.operation(&data).unwrap();
+                assert_eq!(done.exposures, 2);
+            }
+            let stats = pair.owner.stats();
+            assert_eq!((stats.exposures, stats.fences), (8, 8));
+            assert_eq!((stats.exposures_now, stats.bytes_leaked), (0, 0));
+        }
+    }
+
+    #[test]
+    fn what_a_strategy_cannot_take_at_once_is_carried_in_parts() {
+        let caps = Caps { max_fast_reg_page_list_len: 1, ..Caps::default() };
+        let mut pair = pair(Frwr::new().into(), caps);
+        let done = pair.operation(&vec![9; 200_000]).unwrap();
+        assert_eq!(done.exposures, 2 * 200_000u64.div_ceil(14 * 4096));
+    }
+
+    #[test]
+    fn one_wrong_byte_is_found_in_either_direction() {
+        for strategy in each() {
+            let mut pair = pair(strategy, Caps::default());
+            for grant in [Grant::PeerReads, Grant::PeerWrites] {
+                pair.resize(8192).unwrap();
+                let data = vec![5; 8192];
+                let mut expected = data.clone();
+                expected[8191] = 6;
+                let fault = pair.pass(grant, &data, &expected).unwrap_err();
+                let text = moved(fault, 10).to_string();
+                let wanted = "wrong byte at offset 8201: expected 0x06, got 0x05";
+                assert!(text.ends_with(wanted), "{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn bytes_that_never_arrive_are_wrong() {
+        let e = compare("x", &[!1, !2], &[1, 2]).unwrap_err().to_string();
+        assert_eq!(e, "x: wrong byte at offset 0: expected 0x01, got 0xfe");
+        assert!(compare("x", &[1], &[1, 2]).is_err());
+        assert!(compare("x", &[1, 2, 3], &[1, 2]).is_ok());
+    }
+}

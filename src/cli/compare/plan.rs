@@ -1,0 +1,209 @@
+//! What is compared: the device, the strategies, the sizes.
+
+use super::data::Data;
+use super::figures::{Figures, Running};
+use super::pair::{Pair, PairError};
+use crate::cli::args;
+use crate::cli::failure::{Failure, chain};
+use crate::open::{build_options, wanted};
+use crate::{OpenError, profile_of};
+use anyhow::anyhow;
+use memreg_config::{DeviceSettings, Settings, SimSettings, parse_size, rounded_size};
+use memreg_core::device::sim::Profile;
+use memreg_core::transport::error::OpenError as TransportError;
+use memreg_selector::{Candidate, SelectError, Tried, candidates, rechoose};
+use memreg_strategies::Registry;
+
+/// All that is known before the first transfer.
+#[derive(Debug)]
+pub(super) struct Plan {
+    /// The owners' device.
+    pub profile: Profile,
+    /// Its seed.
+    pub seed: u64,
+    /// What the configuration would open.
+    pub selected: Option<&'static str>,
+    /// Every known strategy.
+    pub contenders: Vec<Contender>,
+    /// In the order in which they were asked for.
+    pub sizes: Vec<Size>,
+    /// Why nothing is transferred at all.
+    pub refusal: Option<Failure>,
+}
+
+/// One size to measure.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Size {
+    pub bytes: usize,
+    pub ops: u32,
+}
+
+/// One known strategy.
+#[derive(Debug)]
+pub(super) struct Contender {
+    pub candidate: Candidate,
+    pair: Option<Pair>,
+    /// The size being measured.
+    pub running: Option<Running>,
+    /// The sizes measured.
+    pub figures: Vec<Figures>,
+    /// What went wrong.
+    pub fault: Option<String>,
+}
+
+impl Contender {
+    /// Its transports, unless it is out.
+    pub fn live(&mut self) -> Option<&mut Pair> {
+        self.pair.as_mut().filter(|_| self.fault.is_none())
+    }
+
+    /// Notes what went wrong and where.
+    pub fn fail(&mut self, size: usize, op: u32, fault: &anyhow::Error) {
+        let name = self.candidate.name;
+        self.fault =
+            Some(format!("strategy {name}, size {size}, operation {op}: {}", chain(fault)));
+    }
+
+    /// Closes the figures of a size.
+    pub fn finish_size(&mut self) {
+        if let (Some(running), Some(pair)) = (self.running.take(), &self.pair) {
+            self.figures.extend(running.finish(pair.counters()));
+        }
+    }
+}
+
+impl Plan {
+    /// Opens the device once per strategy and asks each whether it can work there.
+    pub fn make(settings: &Settings, args: &args::Compare, data: &Data) -> Result<Plan, Failure> {
+        let DeviceSettings::Sim(sim) = &settings.device else {
+            return Err(OpenError::VerbsNotBuilt.into());
+        };
+        let sizes = sizes(settings, args, data)?;
+        let profile = profile_of(sim)?;
+        let registry = Registry::new().map_err(Failure::usage)?;
+        let (pairs, tried) = open_pairs(&registry, settings, sim, &profile)?;
+        let options = build_options(settings);
+        let (ask, wanted) = (&settings.ask, wanted(settings));
+        let choice = rechoose(&registry, &profile.caps, ask, &wanted, &options, &tried);
+        let (selected, candidates, refusal) = match choice {
+            Ok(c) => {
+                let name = c.candidates.iter().find(|c| c.chosen).map(|c| c.name);
+                (name, c.candidates, None)
+            }
+            Err(e @ SelectError::Unknown { .. }) => return Err(OpenError::from(e).into()),
+            // Another strategy may still be worth measuring, unless the user named this one.
+            Err(SelectError::NoneEligible { candidates }) if !pairs.is_empty() => {
+                (None, candidates, None)
+            }
+            Err(e) => (None, e.candidates().to_vec(), Some(refuse(&e))),
+        };
+        let contenders = contenders(candidates, pairs);
+        Ok(Plan { profile, seed: sim.seed, selected, contenders, sizes, refusal })
+    }
+}
+
+fn refuse(e: &SelectError) -> Failure {
+    let remedy = match e {
+        SelectError::Explicit { .. } => "; strategy.name = \"auto\" compares the others",
+        _ => "; memreg devices lists what the profiles offer",
+    };
+    Failure::unsuitable(anyhow!("{e}{remedy}"))
+}
+
+type Pairs = Vec<(&'static str, Pair)>;
+
+/// Opens a pair for each strategy that says it can work; the device may still know better (B17).
+fn open_pairs(
+    registry: &Registry,
+    settings: &Settings,
+    sim: &SimSettings,
+    profile: &Profile,
+) -> Result<(Pairs, Vec<Tried>), Failure> {
+    let options = build_options(settings);
+    let (mut pairs, mut tried) = (vec![], vec![]);
+    for c in candidates(registry, &profile.caps, &settings.ask, &options) {
+        if !c.eligible {
+            continue;
+        }
+        let strategy = registry.build(c.name, &options).map_err(Failure::usage)?;
+        let failed = match Pair::open(sim.seed, &profile.caps, &settings.ask, strategy) {
+            Ok(pair) => {
+                pairs.push((c.name, pair));
+                continue;
+            }
+            Err(PairError::Open(TransportError::Device { source, .. })) => source.to_string(),
+            Err(PairError::Open(e)) => return Err(OpenError::from(e).into()),
+            Err(e @ PairError::Connect(_)) => chain(&e.into()),
+        };
+        tried.push(Tried { name: c.name.to_owned(), failed });
+    }
+    Ok((pairs, tried))
+}
+
+fn contenders(candidates: Vec<Candidate>, mut pairs: Pairs) -> Vec<Contender> {
+    let mut take = |name| {
+        let at = pairs.iter().position(|(n, _)| *n == name)?;
+        Some(pairs.swap_remove(at).1)
+    };
+    let new = |candidate: Candidate| Contender {
+        pair: take(candidate.name),
+        candidate,
+        running: None,
+        figures: vec![],
+        fault: None,
+    };
+    candidates.into_iter().map(new).collect()
+}
+
+const DEFAULT_SIZES: [u64; 3] = [4 << 10, 64 << 10, 1 << 20];
+const DEFAULT_OPS: u32 = 1000;
+/// One operation is held in memory several times over.
+const SIZE_MOST: u64 = 1 << 30;
+
+fn sizes(settings: &Settings, args: &args::Compare, data: &Data) -> Result<Vec<Size>, Failure> {
+    let most = settings.ask.max_payload_bytes;
+    let mut list: Vec<u64> = vec![];
+    for text in &args.sizes {
+        let bytes = one_size(text, most)
+            .map_err(|why| Failure::usage(anyhow!("--sizes {}: {why}", text.escape_debug())))?;
+        if list.contains(&bytes) {
+            return Err(Failure::usage(anyhow!("--sizes: {bytes} bytes are given twice")));
+        }
+        list.push(bytes);
+    }
+    if list.is_empty() {
+        list.extend(DEFAULT_SIZES.iter().filter(|s| **s <= most));
+    }
+    if list.is_empty() {
+        list.push(most);
+    }
+    list.into_iter().map(|bytes| with_ops(bytes as usize, args, data)).collect()
+}
+
+fn one_size(text: &str, most: u64) -> Result<u64, String> {
+    let bytes = parse_size(text.trim()).map_err(|e| {
+        format!("{e}; allowed: 1..={most} bytes, or with KiB, MiB, GiB, KB, MB, GB")
+    })?;
+    if bytes == 0 {
+        return Err("is zero; give at least 1 byte".to_owned());
+    }
+    if bytes > SIZE_MOST {
+        return Err("is more than the 1 GiB that one operation can have here".to_owned());
+    }
+    if bytes > most {
+        let most = rounded_size(most).unwrap_or_else(|| format!("{most} bytes"));
+        return Err(format!(
+            "is above memory.max_payload = {most}; raise it with --set memory.max_payload={bytes}"
+        ));
+    }
+    Ok(bytes)
+}
+
+fn with_ops(bytes: usize, args: &args::Compare, data: &Data) -> Result<Size, Failure> {
+    let cover = data.chunks(bytes).unwrap_or(0);
+    let cover = u32::try_from(cover).map_err(|_| {
+        Failure::usage(anyhow!("--file: {cover} operations of {bytes} bytes; give larger --sizes"))
+    })?;
+    let default = if cover > 0 { cover } else { DEFAULT_OPS };
+    Ok(Size { bytes, ops: args.ops.unwrap_or(default).max(cover) })
+}

@@ -1,0 +1,129 @@
+//! The result, as data; its serialized form is the JSON output.
+
+use super::data::Data;
+use super::figures::Figures;
+use super::plan::{Contender, Plan};
+use crate::cli::SCHEMA;
+use crate::cli::devices::attributes;
+use crate::cli::show_config::typed;
+use memreg_config::{Loaded, Shown};
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+/// Everything that `compare` found out.
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    pub schema: u32,
+    pub command: &'static str,
+    pub header: Header,
+    pub data: DataShown,
+    /// The strategy that this configuration opens; `None` if it opens none.
+    pub selected: Option<&'static str>,
+    pub strategies: Vec<StrategyShown>,
+}
+
+/// Under which circumstances.
+#[derive(Debug, Serialize)]
+pub(super) struct Header {
+    pub version: &'static str,
+    /// `release` or `debug`: the figures of a debug build say little.
+    pub build: &'static str,
+    pub device: &'static str,
+    pub profile: String,
+    pub profile_source: String,
+    pub peer_profile: &'static str,
+    pub seed: u64,
+    pub cpu: Option<String>,
+    /// Key to value and origin, for every key of the configuration.
+    pub settings: Map<String, Value>,
+    pub attributes: Map<String, Value>,
+}
+
+/// What was transferred.
+#[derive(Debug, Serialize)]
+pub(super) struct DataShown {
+    /// `file` or `seeded`.
+    pub source: &'static str,
+    pub path: Option<String>,
+    pub file_bytes: Option<u64>,
+}
+
+/// One strategy.
+#[derive(Debug, Serialize)]
+pub(super) struct StrategyShown {
+    pub name: &'static str,
+    pub eligible: bool,
+    pub selected: bool,
+    pub reason: String,
+    /// One direction of one operation each; only those that were verified.
+    pub transfers: u64,
+    pub bytes: u64,
+    /// Something was transferred, and every byte was right.
+    pub verified: bool,
+    pub error: Option<String>,
+    pub max_payload_bytes: Option<u64>,
+    pub sizes: Vec<Figures>,
+}
+
+impl Report {
+    pub fn new(loaded: &Loaded, plan: &Plan, data: &Data) -> Report {
+        let (source, path, file_bytes) = match data {
+            Data::Seeded { .. } => ("seeded", None, None),
+            Data::File { path, len, .. } => ("file", Some(path.display().to_string()), Some(*len)),
+        };
+        Report {
+            schema: SCHEMA,
+            command: "compare",
+            header: Header::new(loaded, plan),
+            data: DataShown { source, path, file_bytes },
+            selected: plan.selected,
+            strategies: plan.contenders.iter().map(strategy).collect(),
+        }
+    }
+}
+
+impl Header {
+    fn new(loaded: &Loaded, plan: &Plan) -> Header {
+        let setting = |s: &Shown| json!({ "value": typed(&s.value), "origin": s.origin });
+        let rows = loaded.origins.iter();
+        Header {
+            version: env!("CARGO_PKG_VERSION"),
+            build: if cfg!(debug_assertions) { "debug" } else { "release" },
+            device: SOFTWARE_DEVICE,
+            profile: plan.profile.name.to_string(),
+            profile_source: plan.profile.source.to_string(),
+            peer_profile: "generic",
+            seed: plan.seed,
+            cpu: cpu(),
+            settings: rows.map(|s| (s.key.clone(), setting(s))).collect(),
+            attributes: attributes(&plan.profile.caps),
+        }
+    }
+}
+
+/// What every figure says of where it was measured.
+pub(super) const SOFTWARE_DEVICE: &str = "software device";
+
+fn strategy(c: &Contender) -> StrategyShown {
+    let transfers = c.figures.iter().map(|f| 2 * f.ops as u64).sum();
+    StrategyShown {
+        name: c.candidate.name,
+        eligible: c.candidate.eligible,
+        selected: c.candidate.chosen,
+        reason: c.candidate.reason.clone(),
+        transfers,
+        bytes: c.figures.iter().map(|f| f.bytes).sum(),
+        verified: transfers > 0 && c.fault.is_none(),
+        error: c.fault.clone(),
+        max_payload_bytes: c.candidate.limits.as_ref().map(|l| l.max_payload_bytes),
+        sizes: c.figures.clone(),
+    }
+}
+
+/// The host's CPU, where the system tells.
+fn cpu() -> Option<String> {
+    let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
+    let line = text.lines().find(|l| l.starts_with("model name"))?;
+    let name = line.split_once(':')?.1.trim();
+    (!name.is_empty()).then(|| name.to_owned())
+}

@@ -1,0 +1,119 @@
+//! The result for people.
+
+use super::figures::Figures;
+use super::report::{Report, SOFTWARE_DEVICE, StrategyShown};
+use crate::cli::table::layout;
+use serde_json::Value;
+use std::fmt::Write as _;
+
+/// Header, strategies, figures.
+pub(super) fn render(r: &Report) -> String {
+    let mut out = String::new();
+    let h = &r.header;
+    let _ = writeln!(out, "memreg {} compare, {SOFTWARE_DEVICE}, {} build", h.version, h.build);
+    let _ = writeln!(out, "profile   {} (numbers: {})", h.profile, h.profile_source);
+    let _ = writeln!(out, "peer      profile {}, strategy fmr", h.peer_profile);
+    let _ = writeln!(out, "seed      {}", h.seed);
+    let _ = writeln!(out, "cpu       {}", h.cpu.as_deref().unwrap_or("unknown"));
+    let _ = writeln!(out, "settings  {}", settings(r));
+    let _ = writeln!(out, "data      {}", data(r));
+    let _ = writeln!(out, "selected  {}\n", r.selected.unwrap_or("none"));
+    let rows: Vec<Vec<String>> = r.strategies.iter().map(strategy).collect();
+    out.push_str(&layout(&STRATEGY_HEADERS, &rows, STRATEGY_HEADERS.len()));
+    let rows: Vec<Vec<String>> =
+        r.strategies.iter().flat_map(|s| s.sizes.iter().map(|f| figures(s.name, f))).collect();
+    if !rows.is_empty() {
+        let _ = writeln!(out, "\n{TITLE}");
+        out.push_str(&layout(&FIGURE_HEADERS, &rows, 2));
+        let _ = writeln!(out, "\n{FOOTNOTE}");
+    }
+    out
+}
+
+const STRATEGY_HEADERS: [&str; 6] =
+    ["strategy", "eligible", "verified", "transfers", "bytes", "reason"];
+
+const TITLE: &str = "Cost of one operation on the software device: expose, tell the peer, peer \
+                     reads, reply, revoke, reclaim; then the same with the peer writing.";
+
+const FOOTNOTE: &str = "ns: host time of both ends in this process, without filling and comparing \
+                        buffers; not comparable with hardware.\nPer operation, at the owner: WRs \
+                        on the send queue, doorbells, completions taken, registration verbs \
+                        (system calls on hardware), copies.";
+
+const FIGURE_HEADERS: [&str; 14] = [
+    "device",
+    "strategy",
+    "bytes",
+    "ops",
+    "ns min",
+    "ns p50",
+    "ns p99",
+    "exposures",
+    "WRs",
+    "posts",
+    "CQ events",
+    "verbs",
+    "copies",
+    "keys: granted / LOCAL_INV / by peer / dereg",
+];
+
+fn settings(r: &Report) -> String {
+    let set: Vec<String> = r
+        .header
+        .settings
+        .iter()
+        .filter_map(|(key, s)| {
+            let (value, origin) = (s.get("value")?, s.get("origin").and_then(Value::as_str)?);
+            (origin != "default").then(|| format!("{key} = {value} [{origin}]"))
+        })
+        .collect();
+    if set.is_empty() { "defaults".to_owned() } else { set.join(", ") }
+}
+
+fn data(r: &Report) -> String {
+    match (&r.data.path, r.data.file_bytes) {
+        (Some(path), Some(len)) => format!("{path}, {len} bytes, covered whole at each size"),
+        _ => "pseudo-random bytes from the seed".to_owned(),
+    }
+}
+
+fn strategy(s: &StrategyShown) -> Vec<String> {
+    let yes = |b: bool| if b { "yes" } else { "no" }.to_owned();
+    let verified = match (&s.error, s.transfers) {
+        (Some(_), _) => "FAILED".to_owned(),
+        (None, 0) => "-".to_owned(),
+        (None, _) => "every byte".to_owned(),
+    };
+    vec![
+        s.name.to_owned(),
+        yes(s.eligible),
+        verified,
+        s.transfers.to_string(),
+        s.bytes.to_string(),
+        s.reason.clone(),
+    ]
+}
+
+fn figures(name: &str, f: &Figures) -> Vec<String> {
+    let keys = [f.registrations, f.invalidations, f.remote_invalidations, f.deregistrations];
+    let per_op = [
+        f.exposures_per_op,
+        f.wr_per_op,
+        f.posts_per_op,
+        f.cq_events_per_op,
+        f.verb_calls_per_op,
+        f.copies_per_op,
+    ];
+    let mut row = vec![SOFTWARE_DEVICE.to_owned(), name.to_owned()];
+    row.extend([f.size_bytes as u64, f.ops as u64].map(|n| n.to_string()));
+    row.extend([f.ns_per_op_min, f.ns_per_op_p50, f.ns_per_op_p99].map(|n| n.to_string()));
+    row.extend(per_op.map(short));
+    row.push(keys.map(|n| n.to_string()).join(" / "));
+    row
+}
+
+/// Whole numbers without a fraction, others with two digits.
+fn short(x: f64) -> String {
+    if x.fract() == 0.0 { format!("{x:.0}") } else { format!("{x:.2}") }
+}

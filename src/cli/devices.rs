@@ -1,0 +1,126 @@
+//! `memreg devices`: the profiles of the software device, and the one that the configuration
+//! selects.
+
+use super::failure::Failure;
+use super::table::layout;
+use super::{Answer, SCHEMA, json};
+use crate::{OpenError, profile_of};
+use memreg_config::{DeviceSettings, Settings};
+use memreg_core::device::Caps;
+use memreg_core::device::sim::{Profile, profile};
+use serde::Serialize;
+use serde_json::{Map, Value};
+use std::fmt::Write as _;
+
+#[derive(Serialize)]
+struct Report {
+    schema: u32,
+    command: &'static str,
+    devices: Vec<Device>,
+    /// What the configuration makes of the profile it selects; `None` if it selects hardware.
+    selected: Option<Device>,
+}
+
+#[derive(Serialize)]
+struct Device {
+    kind: &'static str,
+    profile: String,
+    about: String,
+    source: String,
+    selected: bool,
+    attributes: Map<String, Value>,
+}
+
+/// Lists the profiles.
+pub(super) fn run(settings: &Settings, as_json: bool) -> Result<Answer, Failure> {
+    let (base, selected, failure) = match &settings.device {
+        DeviceSettings::Sim(sim) => (sim.base(), Some(profile_of(sim)?), None),
+        DeviceSettings::Verbs(_) => ("", None, Some(Failure::from(OpenError::VerbsNotBuilt))),
+    };
+    let builtin: Vec<Profile> =
+        profile::names().iter().filter_map(|name| profile::builtin(name)).collect();
+    // A built-in profile is selected as it stands, or something was made of it.
+    let plain = selected.as_ref().is_some_and(|s| builtin.contains(s));
+    let mut devices: Vec<Device> =
+        builtin.iter().map(|p| device(p, plain && p.name == base)).collect();
+    let selected = selected.map(|p| device(&p, true));
+    if as_json {
+        let report = Report { schema: SCHEMA, command: "devices", devices, selected };
+        return Ok(Answer { stdout: json(&report), failure });
+    }
+    if let Some(mut own) = selected.filter(|_| !plain) {
+        if builtin.iter().any(|p| p.name == own.profile) {
+            own.profile += " + device.caps";
+        }
+        devices.push(own);
+    }
+    Ok(Answer { stdout: text(&devices), failure })
+}
+
+fn device(p: &Profile, selected: bool) -> Device {
+    Device {
+        kind: "sim",
+        profile: p.name.to_string(),
+        about: p.about.to_string(),
+        source: p.source.to_string(),
+        selected,
+        attributes: attributes(&p.caps),
+    }
+}
+
+fn text(devices: &[Device]) -> String {
+    let mut out = String::from("Profiles of the software device (device.profile):\n");
+    for d in devices {
+        let mark = if d.selected { "  <- selected by the configuration" } else { "" };
+        let _ = writeln!(out, "\n{}{mark}\n    {}", d.profile, d.about);
+        let _ = writeln!(out, "    source of the numbers: {}", d.source);
+    }
+    let mut headers = vec!["attribute"];
+    headers.extend(devices.iter().map(|d| d.profile.as_str()));
+    let names = devices.first().map(|d| d.attributes.keys()).into_iter().flatten();
+    let rows: Vec<Vec<String>> = names
+        .map(|name| {
+            let cell = |d: &Device| d.attributes.get(name).map(Value::to_string);
+            let cells = devices.iter().map(|d| cell(d).unwrap_or_default());
+            std::iter::once(name.clone()).chain(cells).collect()
+        })
+        .collect();
+    out.push('\n');
+    out.push_str(&layout(&headers, &rows, 1));
+    out
+}
+
+/// The attributes by name. Taken apart in full, so that a new one cannot be forgotten here.
+pub(super) fn attributes(caps: &Caps) -> Map<String, Value> {
+    let Caps {
+        mem_mgt_extensions,
+        sg_gaps,
+        max_fast_reg_page_list_len,
+        mem_window_type_2b,
+        max_mw,
+        max_mr,
+        max_mr_size,
+        max_qp_wr,
+        max_cqe,
+        max_sge,
+        max_sge_rd,
+        max_inline_data,
+        page_size,
+    } = caps.clone();
+    let list: [(&str, Value); 13] = [
+        ("mem_mgt_extensions", mem_mgt_extensions.into()),
+        ("sg_gaps", sg_gaps.into()),
+        ("max_fast_reg_page_list_len", max_fast_reg_page_list_len.into()),
+        ("mem_window_type_2b", mem_window_type_2b.into()),
+        ("max_mw", max_mw.into()),
+        ("max_mr", max_mr.into()),
+        ("max_mr_size", max_mr_size.into()),
+        ("max_qp_wr", max_qp_wr.into()),
+        ("max_cqe", max_cqe.into()),
+        ("max_sge", max_sge.into()),
+        ("max_sge_rd", max_sge_rd.into()),
+        ("max_inline_data", max_inline_data.into()),
+        ("page_size", page_size.into()),
+    ];
+    list.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
