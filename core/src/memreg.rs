@@ -163,6 +163,10 @@ pub trait Control {
     /// dead.
     fn alloc_region(&mut self, depth: u32, kind: FastMrKind) -> Result<RegionId, DeviceError>;
 
+    /// Makes a type-2 window for [`WrBatch::register`]; its key is dead. It covers a contiguous range of
+    /// one segment. Windows are made after the QP that they are bound on: without one, `EAGAIN`.
+    fn alloc_window(&mut self) -> Result<RegionId, DeviceError>;
+
     /// In `map`: registers `bytes` with the rights of the exposure as an ordinary MR. The key is
     /// live at once. The bytes must lie within one segment.
     fn reg_mr(&mut self, bytes: Range<u64>) -> Result<RegionId, DeviceError>;
@@ -231,6 +235,17 @@ impl<'a> SegList<'a> {
     #[must_use]
     pub fn page_size(&self) -> u32 {
         self.page_size
+    }
+
+    /// Whether the bytes lie within one segment.
+    #[must_use]
+    pub fn within_one(&self, bytes: &Range<u64>) -> bool {
+        let mut end = 0;
+        self.segs.iter().any(|s| {
+            let start = end;
+            end += s.len;
+            start <= bytes.start && bytes.end <= end
+        })
     }
 
     /// How many bytes from `from` one region of `depth` page-list entries can cover.

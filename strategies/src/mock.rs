@@ -93,6 +93,10 @@ impl Control for Mock {
         self.make(Verb::AllocMr)
     }
 
+    fn alloc_window(&mut self) -> Result<RegionId, DeviceError> {
+        self.alloc_region(0, FastMrKind::Pages)
+    }
+
     fn reg_mr(&mut self, bytes: Range<u64>) -> Result<RegionId, DeviceError> {
         self.calls.push(Call::RegMr(bytes));
         if self.reg.blows() {

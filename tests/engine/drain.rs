@@ -264,3 +264,37 @@ fn dropping_a_transport_leaves_nothing_on_the_device() {
     assert_eq!((c.mrs, c.qps, c.pds, c.cqs, c.mapped_ranges), (0, 0, 0, 0, 0));
     drop(kept);
 }
+
+#[test]
+fn b84_removed_device_ends_everything_and_loses_nothing() {
+    let mut rig = Rig::frwr();
+    let held: Vec<_> = (0..3).map(|_| rig.exposed(4096, 3, Grant::PeerReads).0).collect();
+    let theirs = rig.peer.expose(DmaBuf::new(64).unwrap(), Grant::PeerWrites).unwrap();
+    let seg = rig.peer.segments(&theirs).unwrap()[0];
+    let running: Vec<_> =
+        (0..5).map(|_| rig.owner.write(&seg, 0, DmaBuf::new(64).unwrap()).unwrap()).collect();
+    rig.node.unplug();
+    rig.owner.poll(rig.now).unwrap();
+    assert_eq!(rig.owner.state(), &State::Down(DownCause::DeviceGone));
+    for op in running {
+        let done = rig.owner.take(op).unwrap();
+        assert!(done.result.is_err());
+        assert_eq!(done.buffers.count(), 1);
+    }
+    for e in held {
+        let back = rig.owner.reclaim(e).unwrap().into_first().unwrap();
+        assert!(back.iter().all(|&b| b == 3));
+    }
+    let s = *rig.owner.stats();
+    assert_eq!((s.bytes_leaked, s.regions_leaked_now, s.exposures_now), (0, 0, 0));
+    assert!(s.releases_without_device > 0, "EIO is counted");
+    assert!(rig.owner.reconnect().is_err());
+    drop(rig.owner);
+    let c = rig.node.counters();
+    assert_eq!((c.mrs, c.qps, c.pds, c.cqs), (0, 0, 0, 0));
+    // It comes back as a new device.
+    let again =
+        rig.peer_node.fabric().add_node("owner again", memreg_core::device::Caps::default());
+    let options = memreg_core::transport::OpenOptions::default();
+    memreg_core::Transport::open(again, memreg_strategies::Frwr::default(), &options).unwrap();
+}

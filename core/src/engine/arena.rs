@@ -58,9 +58,9 @@ impl Arena {
     }
 
     /// Ends the key, so that it does not outlive its connection (rule 4).
-    pub(crate) fn deregister<D: Device>(&mut self, device: &D) -> Result<(), DeviceError> {
+    pub(crate) fn deregister<D: Device>(&mut self, eng: &mut Engine<D>) -> Result<(), DeviceError> {
         if let Some(mr) = self.mr {
-            device.dereg_mr(mr)?;
+            eng.dereg_mr(mr)?;
             self.mr = None;
         }
         Ok(())

@@ -82,7 +82,20 @@ impl<D: Device> Control for Ctl<'_, D> {
             return Err(DeviceError::new(Verb::AllocMr, errno::EINVAL));
         }
         let keys = self.eng.device.alloc_fast_mr(self.eng.pd, depth, kind)?;
-        Ok(self.eng.keys.add_fast(keys, depth, kind))
+        let kind = RegionKind::Fast { mr: keys.mr, depth, kind };
+        Ok(self.eng.keys.add_dead(kind, keys.rkey))
+    }
+
+    fn alloc_window(&mut self) -> Result<RegionId, DeviceError> {
+        let refused = |errno| Err(DeviceError::new(Verb::AllocMw, errno));
+        if matches!(self.scope, Scope::Unmap(_)) {
+            return refused(errno::EINVAL);
+        }
+        if self.eng.qp.is_none() {
+            return refused(errno::EAGAIN);
+        }
+        let keys = self.eng.device.alloc_mw(self.eng.pd)?;
+        Ok(self.eng.keys.add_dead(RegionKind::Window { mw: keys.mw }, keys.rkey))
     }
 
     fn reg_mr(&mut self, bytes: Range<u64>) -> Result<RegionId, DeviceError> {

@@ -1,11 +1,11 @@
 //! Which keys are live. The only place where a key's state changes, and where the ledger is
 //! written.
 
-use crate::device::{FastMrKind, MrKeys};
+use crate::device::FastMrKind;
 use crate::engine::exposure::ExposureId;
 use crate::engine::ledger::{Ledger, LedgerEvent, Rule};
 use crate::memreg::RegionId;
-use crate::types::{MrId, Rkey, Tick, WrId};
+use crate::types::{MrId, MwId, Rkey, Tick, WrId};
 use slotmap::SlotMap;
 use std::collections::BTreeMap;
 
@@ -14,10 +14,19 @@ use std::collections::BTreeMap;
 pub(crate) enum RegionKind {
     /// An MR for REG_MR.
     Fast { mr: MrId, depth: u32, kind: FastMrKind },
+    /// A type-2 window, bound onto the parent MR of a buffer.
+    Window { mw: MwId },
     /// An ordinary MR with remote rights, for one exposure.
     Ordinary { mr: MrId },
     /// A part of the bounce arena, for one exposure.
     Bounce { at: u64, len: u64 },
+}
+
+impl RegionKind {
+    /// Whether its key is granted and revoked by WRs.
+    pub(crate) fn by_wr(self) -> bool {
+        matches!(self, RegionKind::Fast { .. } | RegionKind::Window { .. })
+    }
 }
 
 /// What the engine knows of a region's key.
@@ -49,8 +58,7 @@ pub(crate) struct Region {
 impl Region {
     /// Whether a fence of this region would take a send-queue slot.
     fn needs_inv_slot(&self) -> bool {
-        matches!(self.kind, RegionKind::Fast { .. })
-            && matches!(self.state, KeyState::Staged | KeyState::Live)
+        self.kind.by_wr() && matches!(self.state, KeyState::Staged | KeyState::Live)
     }
 }
 
@@ -58,7 +66,7 @@ impl Region {
 #[derive(Debug)]
 pub(crate) struct KeyTable {
     regions: SlotMap<RegionId, Region>,
-    /// Fast regions by key index, for the peer's invalidations.
+    /// Regions that WRs grant, by key index, for the peer's invalidations.
     by_index: BTreeMap<u32, RegionId>,
     inv_slots: usize,
     pub(crate) ledger: Ledger,
@@ -76,16 +84,11 @@ impl KeyTable {
         }
     }
 
-    /// A region whose key is dead, ready for REG_MR.
-    pub(crate) fn add_fast(&mut self, keys: MrKeys, depth: u32, kind: FastMrKind) -> RegionId {
-        let id = self.regions.insert(Region {
-            kind: RegionKind::Fast { mr: keys.mr, depth, kind },
-            rkey: keys.rkey,
-            state: KeyState::Dead,
-            turn: 0,
-            exposure: None,
-        });
-        self.by_index.insert(keys.rkey.index(), id);
+    /// A region whose key is dead, ready for REG_MR or a bind.
+    pub(crate) fn add_dead(&mut self, kind: RegionKind, rkey: Rkey) -> RegionId {
+        let state = KeyState::Dead;
+        let id = self.regions.insert(Region { kind, rkey, state, turn: 0, exposure: None });
+        self.by_index.insert(rkey.index(), id);
         id
     }
 
@@ -115,7 +118,7 @@ impl KeyTable {
         self.inv_slots
     }
 
-    /// The fast region that owns exactly this key, if it is not dead.
+    /// The region that owns exactly this key, if it is not dead.
     pub(crate) fn live_by_key(&self, rkey: Rkey) -> Option<RegionId> {
         let id = *self.by_index.get(&rkey.index())?;
         let r = self.regions.get(id)?;
@@ -127,8 +130,7 @@ impl KeyTable {
     /// engine refuses a registration on it.
     pub(crate) fn stage(&mut self, id: RegionId, to: ExposureId) -> Option<Rkey> {
         let r = self.regions.get_mut(id)?;
-        let fast = matches!(r.kind, RegionKind::Fast { .. });
-        if !fast || r.state != KeyState::Dead || r.exposure.is_some() {
+        if !r.kind.by_wr() || r.state != KeyState::Dead || r.exposure.is_some() {
             return None;
         }
         r.rkey = r.rkey.next_tag();
@@ -213,13 +215,11 @@ impl KeyTable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::Lkey;
 
     fn table() -> (KeyTable, RegionId) {
         let mut t = KeyTable::new();
-        let keys =
-            MrKeys { mr: MrId(1), lkey: Lkey::from_bits(0x200), rkey: Rkey::from_bits(0x1ff) };
-        let id = t.add_fast(keys, 8, FastMrKind::Pages);
+        let kind = RegionKind::Fast { mr: MrId(1), depth: 8, kind: FastMrKind::Pages };
+        let id = t.add_dead(kind, Rkey::from_bits(0x1ff));
         (t, id)
     }
 

@@ -14,6 +14,10 @@ pub enum Rule {
     RemoteInv,
     /// Its MR was deregistered.
     Dereg,
+    /// Its window was deallocated.
+    Dealloc,
+    /// It is bound to a QP that is drained and destroyed.
+    QpDestroyed,
     /// Its registration was refused by the device, so the key never opened anything.
     NeverPosted,
     /// It is part of a bounce arena: the bytes were copied out and no longer are what the key

@@ -19,11 +19,11 @@ pub(crate) mod ring;
 pub(crate) mod stage;
 pub mod stats;
 
-use crate::device::{Caps, Device, DeviceError, MrKeys, WrChain};
+use crate::device::{Caps, Device, DeviceError, DeviceErrorKind, MrKeys, Verb, WrChain, errno};
 use crate::mem::{DeregQueue, Fenced, LocalMr, Placement, Unmapped};
 use crate::memreg::{Event, RegionId, SegShape};
 use crate::sizing::Limits;
-use crate::types::{Access, CqId, DeviceId, Epoch, PdId, QpId, TransportId};
+use crate::types::{Access, CqId, DeviceId, Epoch, Lkey, MrId, PdId, QpId, TransportId};
 use arena::Arena;
 use exposure::{Buffers, ExposureId, ExposureState, LocalId, Piece, Slots};
 use keys::{KeyTable, RegionKind};
@@ -39,6 +39,8 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(crate) struct Engine<D: Device> {
     pub(crate) device: D,
+    /// The device was removed: whatever it answers to a release, the object is gone with it (B84).
+    pub(crate) gone: bool,
     pub(crate) device_id: DeviceId,
     pub(crate) id: TransportId,
     pub(crate) caps: Caps,
@@ -62,7 +64,9 @@ pub(crate) struct Engine<D: Device> {
     pub(crate) events: VecDeque<(RegionId, Event)>,
     /// Buffers' local MRs: those to deregister, and all that exist.
     pub(crate) local_queue: Arc<DeregQueue>,
-    pub(crate) local_mrs: BTreeSet<crate::types::MrId>,
+    /// Rights of such an MR: local write, and parent of windows where there are any.
+    pub(crate) local_access: Access,
+    pub(crate) local_mrs: BTreeSet<MrId>,
     pub(crate) bounce: Option<Arena>,
     pub(crate) shapes: Vec<SegShape>,
     pub(crate) send_slots: Vec<u32>,
@@ -189,9 +193,15 @@ impl<D: Device> Engine<D> {
         let (kind, exposure) = (r.kind, r.exposure);
         let rule = match kind {
             RegionKind::Fast { mr, .. } | RegionKind::Ordinary { mr } => {
-                self.device.dereg_mr(mr)?;
+                self.dereg_mr(mr)?;
                 self.stats.deregistrations += 1;
                 Rule::Dereg
+            }
+            RegionKind::Window { mw } => {
+                let freed = self.device.dealloc_mw(mw);
+                self.released(freed)?;
+                self.stats.deregistrations += 1;
+                Rule::Dealloc
             }
             RegionKind::Bounce { at, len } => {
                 if let Some(id) = exposure {
@@ -208,18 +218,35 @@ impl<D: Device> Engine<D> {
         Ok(())
     }
 
-    /// A fast region that the engine ends by itself: the strategy hears that it must be rebuilt.
+    /// A region of the pool that the engine ends by itself: the strategy hears that it must be rebuilt.
     pub(crate) fn end_region_and_tell(
         &mut self,
         region: RegionId,
         event: Event,
     ) -> Result<(), DeviceError> {
-        let fast = self.keys.get(region).is_some_and(|r| matches!(r.kind, RegionKind::Fast { .. }));
+        let pooled = self.keys.get(region).is_some_and(|r| r.kind.by_wr());
         self.end_region(region)?;
-        if fast {
+        if pooled {
             self.events.push_back((region, event));
         }
         Ok(())
+    }
+
+    /// Ends an MR.
+    pub(crate) fn dereg_mr(&mut self, mr: MrId) -> Result<(), DeviceError> {
+        let ended = self.device.dereg_mr(mr);
+        self.released(ended)
+    }
+
+    /// The outcome of a release: an object of a removed device is released whatever the device says.
+    pub(crate) fn released(&mut self, r: Result<(), DeviceError>) -> Result<(), DeviceError> {
+        match r {
+            Err(e) if self.gone && e.kind() == DeviceErrorKind::Gone => {
+                self.stats.releases_without_device += 1;
+                Ok(())
+            }
+            other => other,
+        }
     }
 
     /// Slots of the send queue that nothing has a claim on.
@@ -229,34 +256,32 @@ impl<D: Device> Engine<D> {
     }
 
     /// The local MR of a lent buffer, made anew unless the buffer carries one of this very PD.
-    pub(crate) fn local_lkey(
-        &mut self,
-        piece: &mut Piece,
-    ) -> Result<crate::types::Lkey, DeviceError> {
+    pub(crate) fn local_mr(&mut self, piece: &mut Piece) -> Result<(MrId, Lkey), DeviceError> {
         let Some(place) = piece.place.as_mut() else {
-            return Err(DeviceError::new(crate::device::Verb::RegMr, crate::device::errno::EFAULT));
+            return Err(DeviceError::new(Verb::RegMr, errno::EFAULT));
         };
         if let Some(local) = &place.local
             && Arc::ptr_eq(&local.owner, &self.local_queue)
         {
             self.stats.local_hits += 1;
-            return Ok(local.lkey);
+            return Ok((local.mr, local.lkey));
         }
         let len = piece.bytes.len() as u64;
-        let MrKeys { mr, lkey, .. } =
-            self.device.reg_mr(self.pd, place.addr, len, Access::LOCAL_WRITE)?;
+        // Local rights only: no peer gets in through it, so it may stay registered.
+        let access = self.local_access;
+        let MrKeys { mr, lkey, .. } = self.device.reg_mr(self.pd, place.addr, len, access)?;
         self.stats.local_registrations += 1;
         self.local_mrs.insert(mr);
         let owner = Arc::clone(&self.local_queue);
         place.local = Some(LocalMr { mr, lkey, owner, memory: piece.bytes.lifetime() });
-        Ok(lkey)
+        Ok((mr, lkey))
     }
 
     /// Deregisters MRs of buffers that are gone, at most `budget` of them.
     pub(crate) fn drain_local_queue(&mut self, budget: usize) {
         for _ in 0..budget {
             let Some((mr, memory)) = self.local_queue.pop() else { return };
-            match self.device.dereg_mr(mr) {
+            match self.dereg_mr(mr) {
                 Ok(()) => {
                     self.local_mrs.remove(&mr);
                 }

@@ -1,18 +1,30 @@
 //! From wishes to WRs: checks a batch, stages it, builds the chain, and takes back what was not
 //! posted.
 
-use super::exposure::{ExposureId, ExposureState, LocalId, Part};
+use super::exposure::{ExposureId, ExposureState, LocalId, Part, Piece};
 use super::keys::{KeyState, RegionKind};
 use super::ledger::Rule;
 use super::ring::RingOp;
 use super::{Engine, spans};
 use crate::device::{
-    Device, DeviceErrorKind, FastMrKind, PageEntry, Payload, PostError, Wr, WrChain, WrOp,
+    Device, DeviceError, DeviceErrorKind, FastMrKind, PageEntry, Payload, PostError, Wr, WrChain,
+    WrOp,
 };
 use crate::memreg::{Event, MAX_REGIONS, RegionId, SegList, SegShape, Wish, WrBatch};
-use crate::types::{DmaAddr, Rkey, Segment, WrId};
+use crate::types::{Access, DmaAddr, MrId, Rkey, Segment, WrId};
 use smallvec::SmallVec;
 use std::ops::Range;
+
+/// Why a batch cannot be staged.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum BadMap {
+    /// What the strategy did wrong.
+    Lie(&'static str),
+    /// The device refused what the batch needs.
+    Device(DeviceError),
+}
+
+const NOT_COVERED: BadMap = BadMap::Lie("strategy did not cover the bytes exactly once");
 
 /// How a post ended that did not take every WR.
 #[derive(Clone, Copy, Debug)]
@@ -50,35 +62,61 @@ impl<D: Device> Engine<D> {
         id: ExposureId,
         segs: &SegList<'_>,
         batch: &WrBatch,
-    ) -> Result<(), &'static str> {
+    ) -> Result<(), BadMap> {
         for wish in batch.wishes() {
             let Wish::Register(region, bytes) = wish else {
-                return Err("strategy wished for an invalidation in map");
+                return Err(BadMap::Lie("strategy wished for an invalidation in map"));
             };
-            self.check_wish(segs, *region, bytes)?;
+            self.check_wish(segs, *region, bytes).map_err(BadMap::Lie)?;
+            self.ready_parent(id, *region, bytes)?;
             if self.keys.stage(*region, id).is_none() {
-                return Err("strategy wished to register a region whose key is not proven dead");
+                let lie = "strategy wished to register a region whose key is not proven dead";
+                return Err(BadMap::Lie(lie));
             }
-            let Some(e) = self.slots.exposures.get_mut(id) else { return Err("no exposure") };
+            let Some(e) = self.slots.exposures.get_mut(id) else { return Err(NOT_COVERED) };
             e.parts.push(Part { region: *region, bytes: bytes.clone() });
             e.open += 1;
             e.staged += 1;
             self.staged_wrs += 1;
         }
-        let Some(e) = self.slots.exposures.get_mut(id) else { return Err("no exposure") };
+        let Some(e) = self.slots.exposures.get_mut(id) else { return Err(NOT_COVERED) };
         e.parts.sort_unstable_by_key(|p| p.bytes.start);
         let mut at = 0;
         for p in &e.parts {
             if p.bytes.start != at {
-                return Err("strategy did not cover the bytes exactly once");
+                return Err(NOT_COVERED);
             }
             at = p.bytes.end;
         }
         if at != segs.total() || e.parts.len() > MAX_REGIONS {
-            return Err("strategy did not cover the bytes exactly once");
+            return Err(NOT_COVERED);
         }
         self.fill_segments(id);
         Ok(())
+    }
+
+    /// A window needs its parent registered before it can be bound.
+    fn ready_parent(
+        &mut self,
+        id: ExposureId,
+        region: RegionId,
+        bytes: &Range<u64>,
+    ) -> Result<(), BadMap> {
+        let kind = self.keys.get(region).map(|r| r.kind);
+        let (Some(RegionKind::Window { .. }), Some(e)) = (kind, self.slots.exposures.get_mut(id))
+        else {
+            return Ok(());
+        };
+        let mut pieces = std::mem::take(&mut e.pieces);
+        let hit = spans(&pieces, bytes.clone()).next();
+        let made = match hit {
+            Some((i, _)) => self.local_mr(&mut pieces[i]).map(|_| ()),
+            None => Ok(()),
+        };
+        if let Some(e) = self.slots.exposures.get_mut(id) {
+            e.pieces = pieces;
+        }
+        made.map_err(BadMap::Device)
     }
 
     fn check_wish(
@@ -88,17 +126,18 @@ impl<D: Device> Engine<D> {
         bytes: &Range<u64>,
     ) -> Result<(), &'static str> {
         let Some(r) = self.keys.get(region) else { return Err("strategy named an unknown region") };
-        let RegionKind::Fast { depth, kind, .. } = r.kind else {
-            return Err("strategy wished to register a region that takes no page list");
-        };
         if bytes.start >= bytes.end || bytes.end > segs.total() {
             return Err("strategy named bytes outside the exposure");
         }
-        let run = segs.run(bytes.start, depth, kind == FastMrKind::Gaps);
-        if run.bytes < bytes.end - bytes.start {
-            return Err("strategy asked one region for more than it can describe");
-        }
-        Ok(())
+        let fits = match r.kind {
+            RegionKind::Fast { depth, kind, .. } => {
+                let run = segs.run(bytes.start, depth, kind == FastMrKind::Gaps);
+                run.bytes >= bytes.end - bytes.start
+            }
+            RegionKind::Window { .. } => segs.within_one(bytes),
+            _ => return Err("strategy wished to register a region that no WR registers"),
+        };
+        if fits { Ok(()) } else { Err("strategy asked one region for more than it can describe") }
     }
 
     /// What the peer is to be told, in payload order.
@@ -173,18 +212,29 @@ impl<D: Device> Engine<D> {
             let Some(e) = self.slots.exposures.get(id) else { continue };
             for (part, seg) in e.parts.iter().zip(&e.segments) {
                 let Some(r) = self.keys.get(part.region) else { continue };
-                let RegionKind::Fast { mr, .. } = r.kind else { continue };
                 if r.state != KeyState::Staged || r.exposure != Some(id) {
                     continue;
                 }
-                let page = u64::from(self.caps.page_size);
-                let runs = spans(&e.pieces, part.bytes.clone()).flat_map(|(i, s)| {
-                    let base = e.pieces[i].mapped.map_or(0, |a| a.0);
-                    page_entries(base + s.start as u64, s.len() as u64, page)
-                });
-                let pages = self.chain.add_pages(runs);
-                let (access, iova, len) = (seg.grant.access(), seg.addr, seg.len);
-                let op = WrOp::RegMr { mr, rkey: r.rkey, access, iova, len, pages };
+                let op = match r.kind {
+                    RegionKind::Fast { mr, .. } => {
+                        let page = u64::from(self.caps.page_size);
+                        let runs = spans(&e.pieces, part.bytes.clone()).flat_map(|(i, s)| {
+                            let base = e.pieces[i].mapped.map_or(0, |a| a.0);
+                            page_entries(base + s.start as u64, s.len() as u64, page)
+                        });
+                        let pages = self.chain.add_pages(runs);
+                        let (access, iova, len) = (seg.grant.access(), seg.addr, seg.len);
+                        WrOp::RegMr { mr, rkey: r.rkey, access, iova, len, pages }
+                    }
+                    RegionKind::Window { mw } => {
+                        let Some(mr) = parent(&e.pieces, part.bytes.clone()) else { continue };
+                        // One remote right and no local one: that is the parent's.
+                        let access = seg.grant.access() & Access::REMOTE;
+                        let (addr, len) = (DmaAddr(seg.addr), seg.len);
+                        WrOp::BindMw { mw, rkey: r.rkey, mr, addr, len, access }
+                    }
+                    RegionKind::Ordinary { .. } | RegionKind::Bounce { .. } => continue,
+                };
                 push(&mut self.chain, op);
                 self.chain_ops.push((RingOp::Reg(part.region, r.turn), false));
             }
@@ -323,6 +373,12 @@ impl<D: Device> Engine<D> {
         self.chain.clear();
         self.chain_ops.clear();
     }
+}
+
+/// The MR that a window over `bytes` is bound onto.
+fn parent(pieces: &[Piece], bytes: Range<u64>) -> Option<MrId> {
+    let (i, _) = spans(pieces, bytes).next()?;
+    pieces[i].place.as_ref()?.local.as_ref().map(|l| l.mr)
 }
 
 fn push(chain: &mut WrChain, op: WrOp) {

@@ -52,6 +52,8 @@ pub struct Stats {
     pub poisons: u64,
     /// Drains that ended by destroying the QP because the sentinel did not come back.
     pub drains_forced: u64,
+    /// Objects that a removed device would not release; they are gone with it.
+    pub releases_without_device: u64,
     /// Regions whose key could not be destroyed yet; their exposures keep their bytes.
     pub regions_leaked_now: u64,
     /// Bytes that are kept because something may still reach them, and are given up as lost.

@@ -70,7 +70,11 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             tracing::debug!(?event, "device event");
             match event {
                 AsyncEvent::PeerGone(_) => self.poison(DownCause::PeerGone),
-                AsyncEvent::QpFatal(_) | AsyncEvent::CqOverrun(_) | AsyncEvent::DeviceFatal => {
+                AsyncEvent::DeviceFatal => {
+                    self.eng.gone = true;
+                    self.poison(DownCause::DeviceGone);
+                }
+                AsyncEvent::QpFatal(_) | AsyncEvent::CqOverrun(_) => {
                     self.poison(DownCause::DeviceEvent);
                 }
                 AsyncEvent::PortDown(_) | AsyncEvent::PortUp(_) => {}
@@ -80,6 +84,9 @@ impl<D: Device, S: MemReg> Transport<D, S> {
 
     /// Polls until the CQ is empty, but never more WCs than it can hold.
     fn take_completions(&mut self) -> Result<usize, DeviceError> {
+        if self.eng.gone {
+            return Ok(0);
+        }
         let mut total = 0;
         let most = self.eng.limits.cq_entries as usize + BATCH;
         let mut wcs = std::mem::take(&mut self.wcs);

@@ -3,7 +3,7 @@
 use super::error::{ConnectError, DownCause, OpenError};
 use super::exchange::Messages;
 use super::{State, Transport};
-use crate::device::{Device, DeviceError, Endpoint, QpCaps, WrChain};
+use crate::device::{Caps, Device, DeviceError, Endpoint, QpCaps, WrChain};
 use crate::engine::Engine;
 use crate::engine::arena::Arena;
 use crate::engine::control::{Ctl, Scope};
@@ -13,8 +13,8 @@ use crate::engine::ring::SendRing;
 use crate::engine::stats::Stats;
 use crate::error::ApiMisuse;
 use crate::memreg::{MemReg, WrBatch};
-use crate::sizing::{Ask, Limits};
-use crate::types::{Epoch, TransportId};
+use crate::sizing::{Ask, KeyScope, Limits};
+use crate::types::{Access, Epoch, TransportId};
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -61,6 +61,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         })?;
         let eng = Engine {
             device_id: device.id(),
+            gone: false,
             id: TransportId(NEXT_ID.fetch_add(1, Ordering::Relaxed)),
             pd,
             cq,
@@ -76,6 +77,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             chain_ops: vec![],
             events: VecDeque::with_capacity(64),
             local_queue: Arc::default(),
+            local_access: local_access(&caps),
             local_mrs: BTreeSet::new(),
             bounce: None,
             shapes: vec![],
@@ -102,7 +104,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         if t.eng.limits.arena_bytes > 0 {
             t.eng.bounce = Some(Arena::open(&t.eng, t.eng.limits.arena_bytes).map_err(broke)?);
         }
-        t.messages = Messages::open(&t.eng, options.ask.max_message_bytes)?;
+        t.messages = Messages::open(&mut t.eng, options.ask.max_message_bytes)?;
         t.new_qp().map_err(broke)?;
         tracing::info!(
             strategy = name,
@@ -134,6 +136,8 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         self.messages.reset(&mut self.eng);
         let want = self.eng.limits.regions_per_request as usize;
         let mut ctl = Ctl::new(&mut self.eng, Scope::Pool);
+        // Windows can be rebuilt only now; for the rest there is nothing left to do.
+        self.strategy.recover(&mut ctl, usize::MAX)?;
         self.strategy.fill(&mut ctl, want)?;
         self.state = State::Ready;
         Ok(())
@@ -232,6 +236,10 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             }
         }
         self.deliver();
+        if self.eng.qp.is_none() && self.eng.limits.key_scope == KeyScope::Qp {
+            // Windows are made after their QP: `reconnect` rebuilds them.
+            return Ok(0);
+        }
         let mut ctl = Ctl::new(&mut self.eng, Scope::Pool);
         let done = self.strategy.recover(&mut ctl, budget);
         self.deliver();
@@ -245,6 +253,13 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         let arena = self.eng.bounce.as_ref().is_some_and(|a| !a.is_closed());
         regions.filter(|r| live(r)).count() + usize::from(arena)
     }
+}
+
+/// Parents of windows need one right more; nobody else gets it.
+fn local_access(caps: &Caps) -> Access {
+    let windows = caps.mem_window_type_2b && caps.max_mw > 0;
+    let bind = if windows { Access::MW_BIND } else { Access::empty() };
+    Access::LOCAL_WRITE | bind
 }
 
 /// A plugin's sizes must at least hold one SEND and the sentinel.
@@ -273,24 +288,26 @@ impl<D: Device, S: MemReg> Drop for Transport<D, S> {
         if let Some(qp) = self.eng.qp {
             let _ = self.eng.device.qp_to_err(qp);
         }
+        self.destroy_windows();
         self.destroy_qp();
         let qp_gone = self.eng.qp.is_none();
         if qp_gone {
             self.settle_ring();
+            self.bury_windows();
         }
         self.destroy_keys();
         self.leak_what_is_open();
-        self.messages.close(&self.eng.device, qp_gone);
+        self.messages.close(&mut self.eng, qp_gone);
         self.eng.local_queue.close();
         self.eng.drain_local_queue(usize::MAX);
         for mr in std::mem::take(&mut self.eng.local_mrs) {
-            let _ = self.eng.device.dereg_mr(mr);
+            let _ = self.eng.dereg_mr(mr);
         }
         for region in self.eng.keys.ids().collect::<Vec<_>>() {
             let _ = self.eng.end_region(region);
         }
         if let Some(mut arena) = self.eng.bounce.take() {
-            let closed = arena.deregister(&self.eng.device).is_ok();
+            let closed = arena.deregister(&mut self.eng).is_ok();
             if !(closed && qp_gone && arena.unmap(&self.eng.device)) {
                 tracing::error!("the bounce arena is leaked");
             }

@@ -4,7 +4,8 @@ use super::error::DownCause;
 use super::{State, Transport};
 use crate::device::{Device, WcError, WcStatus, WrOp};
 use crate::engine::exposure::{ExposureState, LocalId};
-use crate::engine::keys::KeyState;
+use crate::engine::keys::{KeyState, RegionKind};
+use crate::engine::ledger::Rule;
 use crate::engine::ring::RingOp;
 use crate::engine::stage::empty_payload;
 use crate::memreg::{Event, MemReg, RegionId};
@@ -65,17 +66,53 @@ impl<D: Device, S: MemReg> Transport<D, S> {
 
     /// No WR runs any more, or the QP is destroyed so that none can: keys next, then the bytes.
     fn finish_drain(&mut self) {
+        // A bound window holds its QP, and a QP with bound windows may not go (spec §5.3, rule 8).
+        self.destroy_windows();
         self.destroy_qp();
         if self.eng.qp.is_some() {
             // The QP is still there: nothing is proven. Everything stays, and `poll` tries again.
             return;
         }
         self.settle_ring();
+        self.bury_windows();
         self.destroy_keys();
         self.strategy_drained();
         let cause = self.cause.take().unwrap_or(DownCause::Local);
         tracing::info!(%cause, open_keys = self.open_keys(), "connection down");
         self.state = State::Down(cause);
+    }
+
+    /// Ends every window, free ones too: none may be bound on another QP than the one it was made after.
+    pub(super) fn destroy_windows(&mut self) {
+        for (region, state) in self.windows() {
+            let ended = match state {
+                KeyState::Unknown => self.eng.end_region(region),
+                KeyState::Invalidating => self.eng.end_region_and_tell(region, Event::InvUnknown),
+                _ => self.eng.end_region_and_tell(region, Event::RegUnknown),
+            };
+            if let Err(e) = ended {
+                tracing::error!(error = %e, "a window is not deallocated; its QP must go first");
+            }
+        }
+    }
+
+    /// Windows that would not be deallocated: their keys died with the QP (rule 2). The objects are lost.
+    pub(super) fn bury_windows(&mut self) {
+        for (region, state) in self.windows() {
+            self.eng.closed(region, Rule::QpDestroyed);
+            self.eng.keys.remove(region);
+            if state != KeyState::Unknown {
+                self.eng.events.push_back((region, Event::RegUnknown));
+            }
+        }
+    }
+
+    fn windows(&self) -> Vec<(RegionId, KeyState)> {
+        let of = |id| self.eng.keys.get(id).map(|r| (id, r.kind, r.state));
+        let all = self.eng.keys.ids().filter_map(of);
+        all.filter(|(_, k, _)| matches!(k, RegionKind::Window { .. }))
+            .map(|(id, _, s)| (id, s))
+            .collect()
     }
 
     fn strategy_drained(&mut self) {
@@ -86,7 +123,8 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     /// Destroys the QP; `eng.qp` is `None` if and only if that succeeded.
     pub(super) fn destroy_qp(&mut self) {
         if let Some(qp) = self.eng.qp {
-            match self.eng.device.destroy_qp(qp) {
+            let destroyed = self.eng.device.destroy_qp(qp);
+            match self.eng.released(destroyed) {
                 Ok(()) => self.eng.qp = None,
                 Err(e) => {
                     tracing::error!(qp = qp.0, error = %e, "QP not destroyed; memory is kept")
@@ -129,7 +167,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             }
         }
         if let Some(mut arena) = self.eng.bounce.take() {
-            if let Err(e) = arena.deregister(&self.eng.device) {
+            if let Err(e) = arena.deregister(&mut self.eng) {
                 tracing::error!(error = %e, "the bounce arena's key is not destroyed");
             }
             self.eng.bounce = Some(arena);

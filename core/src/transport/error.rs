@@ -18,9 +18,12 @@ pub enum DownCause {
     /// The peer's process died or it disconnected.
     #[error("the peer is gone")]
     PeerGone,
-    /// The device or its port said so.
+    /// The device reported that this QP or its CQ is broken.
     #[error("the device reported a fatal event")]
     DeviceEvent,
+    /// The device was removed; open a new transport when it is back.
+    #[error("the device is gone")]
+    DeviceGone,
     /// A WR failed.
     #[error("a work request failed: {0}")]
     Wc(WcError),

@@ -76,10 +76,10 @@ impl SlotMemory {
     }
 
     /// Returns the memory, if the device lets go of it.
-    fn close<D: Device>(self, device: &D, qp_gone: bool) {
+    fn close<D: Device>(self, eng: &mut Engine<D>, qp_gone: bool) {
         let free = qp_gone
-            && device.dereg_mr(self.mr).is_ok()
-            && device.dma_unmap(self.addr, Fenced::mint()).is_ok();
+            && eng.dereg_mr(self.mr).is_ok()
+            && eng.device.dma_unmap(self.addr, Fenced::mint()).is_ok();
         if !free {
             tracing::error!("message buffers are leaked: the device keeps them");
             std::mem::forget(self.bytes);
@@ -132,7 +132,7 @@ pub(super) struct Messages {
 
 impl Messages {
     pub(super) fn open<D: Device>(
-        eng: &Engine<D>,
+        eng: &mut Engine<D>,
         max_message: u32,
     ) -> Result<Messages, super::error::OpenError> {
         let to_open = |e: MemoryError| match e {
@@ -146,7 +146,7 @@ impl Messages {
         let send = match SlotMemory::open(eng, eng.limits.max_send_wr, max_message) {
             Ok(m) => m,
             Err(e) => {
-                recv.close(&eng.device, true);
+                recv.close(eng, true);
                 return Err(to_open(e));
             }
         };
@@ -204,9 +204,9 @@ impl Messages {
         true
     }
 
-    pub(super) fn close<D: Device>(&mut self, device: &D, qp_gone: bool) {
+    pub(super) fn close<D: Device>(&mut self, eng: &mut Engine<D>, qp_gone: bool) {
         for m in [self.send.take(), self.recv.take()].into_iter().flatten() {
-            m.close(device, qp_gone);
+            m.close(eng, qp_gone);
         }
     }
 }

@@ -6,7 +6,8 @@ use super::{State, Transport};
 use crate::device::Device;
 use crate::engine::control::{Ctl, Scope};
 use crate::engine::exposure::{Buffers, Exposed, ExposureId, ExposureState};
-use crate::engine::keys::{KeyState, RegionKind};
+use crate::engine::keys::KeyState;
+use crate::engine::stage::BadMap;
 use crate::error::ApiMisuse;
 use crate::memreg::{MAX_REGIONS, MapError, MemReg, Poison, RegionId, SegList, Wish};
 use crate::types::Grant;
@@ -91,7 +92,8 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         let result = match mapped {
             Err(e) => Err((Refusal::Map(e), false)),
             Ok(()) => match self.eng.stage_batch(id, &segs, &self.batch) {
-                Err(what) => {
+                Err(BadMap::Device(e)) => Err((Refusal::Map(MapError::Device(e)), false)),
+                Err(BadMap::Lie(what)) => {
                     tracing::error!(strategy = self.strategy.name(), what, "strategy misbehaved");
                     Err((Refusal::Map(MapError::Other(what)), true))
                 }
@@ -266,7 +268,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         for wish in self.batch.wishes() {
             match wish {
                 Wish::Invalidate(r) if live.contains(r) && !ended.contains(r) => {
-                    if !self.is_fast(*r) {
+                    if !self.by_wr(*r) {
                         return Err(Poison("it invalidated a region that has no LOCAL_INV"));
                     }
                 }
@@ -418,8 +420,8 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         self.deliver();
     }
 
-    /// Whether a region is one that only a WR can revoke.
-    fn is_fast(&self, region: RegionId) -> bool {
-        self.eng.keys.get(region).is_some_and(|r| matches!(r.kind, RegionKind::Fast { .. }))
+    /// Whether a region's key is revoked by a WR.
+    fn by_wr(&self, region: RegionId) -> bool {
+        self.eng.keys.get(region).is_some_and(|r| r.kind.by_wr())
     }
 }

@@ -160,7 +160,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     fn sges(&mut self, pieces: &mut [Piece]) -> Result<Sges, DeviceError> {
         let mut sges = Sges::new();
         for piece in pieces {
-            let lkey = self.eng.local_lkey(piece)?;
+            let (_, lkey) = self.eng.local_mr(piece)?;
             let base = piece.mapped.map_or(0, |a| a.0);
             let mut at = piece.range.start as u64;
             let end = piece.range.end as u64;
