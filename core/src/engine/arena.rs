@@ -107,8 +107,7 @@ impl Arena {
 }
 
 impl<D: Device> Engine<D> {
-    /// Takes a part of the arena for the payload bytes `range`, copying them in if the peer is to
-    /// read.
+    /// Takes a part of the arena for the payload bytes `range` and copies them in.
     pub(crate) fn bounce_in(
         &mut self,
         id: ExposureId,
@@ -125,10 +124,9 @@ impl<D: Device> Engine<D> {
         };
         let rkey = arena.rkey;
         let region = self.keys.add_live(RegionKind::Bounce { at, len }, rkey, id);
-        let reads = self.slots.exposures.get(id).is_some_and(|e| e.grant == Grant::PeerReads);
-        if reads {
-            self.bounce_copy(id, at, range, true);
-        }
+        // For a peer that writes too: what it does not write must be what was there, and never
+        // what another operation left in the arena.
+        self.bounce_copy(id, at, range, true);
         Ok(region)
     }
 

@@ -72,7 +72,6 @@ impl<'a, D: Device> Ctl<'a, D> {
             e.parts.push(Part { region, bytes });
             e.open += 1;
         }
-        self.eng.stats.registrations += 1;
     }
 }
 
@@ -106,6 +105,7 @@ impl<D: Device> Control for Ctl<'_, D> {
         let keys = self.eng.device.reg_mr(self.eng.pd, addr, len, access)?;
         let kind = RegionKind::Ordinary { mr: keys.mr };
         let region = self.eng.keys.add_live(kind, keys.rkey, id);
+        self.eng.stats.registrations += 1;
         self.granted(id, region, bytes);
         Ok(region)
     }

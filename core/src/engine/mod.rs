@@ -173,8 +173,14 @@ impl<D: Device> Engine<D> {
         e.back = back;
         e.state = if whole { ExposureState::Fenced } else { ExposureState::Held };
         if e.flag.is_abandoned() {
-            self.free_exposure(id);
+            self.free_abandoned(id);
         }
+    }
+
+    /// Frees a fenced slot that nobody will reclaim.
+    pub(crate) fn free_abandoned(&mut self, id: ExposureId) {
+        self.stats.abandoned += 1;
+        self.free_exposure(id);
     }
 
     /// Frees a slot and counts.

@@ -43,6 +43,7 @@ pub struct Stats {
     pub exposures: u64,
     pub exposures_now: u64,
     pub fences: u64,
+    /// Exposures whose handle was dropped; counted when they are fenced.
     pub abandoned: u64,
     pub cancels: u64,
     pub messages_sent: u64,

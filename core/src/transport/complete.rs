@@ -19,13 +19,15 @@ pub struct Progress {
     pub fenced: u64,
     /// Messages that wait for `recv`.
     pub messages: usize,
+    /// Chains posted, for instance to fence what a dropped handle left behind.
+    pub posts: u64,
 }
 
 impl Progress {
     /// Whether anything happened.
     #[must_use]
     pub fn any(&self) -> bool {
-        self.wcs > 0 || self.fenced > 0
+        self.wcs > 0 || self.fenced > 0 || self.posts > 0
     }
 }
 
@@ -44,7 +46,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     /// No system call on the fast path, no allocation.
     pub fn poll(&mut self, now: Tick) -> Result<Progress, DeviceError> {
         self.eng.keys.now = self.eng.keys.now.max(now);
-        let fences = self.eng.stats.fences;
+        let (fences, posts) = (self.eng.stats.fences, self.eng.stats.posts);
         self.take_events();
         let polled = self.take_completions();
         self.deliver();
@@ -60,6 +62,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             wcs: polled?,
             fenced: self.eng.stats.fences - fences,
             messages: self.messages_waiting(),
+            posts: self.eng.stats.posts - posts,
         })
     }
 

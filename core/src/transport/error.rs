@@ -242,6 +242,9 @@ pub enum Refusal {
     /// (rule 5).
     #[error("a reply that may invalidate this exposure is outstanding; give its token or cancel")]
     ReplyOutstanding,
+    /// The device cannot do it.
+    #[error("the device has no {0}")]
+    Unsupported(&'static str),
     /// The caller broke an order.
     #[error(transparent)]
     Misuse(ApiMisuse),
@@ -269,14 +272,25 @@ impl Refusal {
 ///
 /// The list is empty only where the device would not let go of them: they are kept and counted, see
 /// [`Stats::bytes_leaked`](crate::engine::stats::Stats::bytes_leaked).
-#[derive(Debug, thiserror::Error)]
-#[error("{why}")]
+#[derive(Debug)]
 pub struct BufferError {
     /// What was given.
     pub buffers: Buffers,
     /// Why.
-    #[source]
     pub why: Refusal,
+}
+
+/// Says what `why` says; its source is that of `why`, so that a chain says nothing twice.
+impl std::error::Error for BufferError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.why.source()
+    }
+}
+
+impl std::fmt::Display for BufferError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.why.fmt(f)
+    }
 }
 
 impl BufferError {
@@ -294,7 +308,6 @@ pub struct ReclaimError {
     /// The handle.
     pub exposed: Exposed,
     /// Why.
-    #[source]
     pub why: ReclaimRefusal,
 }
 

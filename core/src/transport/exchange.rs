@@ -264,6 +264,9 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     /// As `send`; [`Refusal::Segment`] for a segment of an earlier connection.
     pub fn send_with_inv(&mut self, message: &[u8], segment: &Segment) -> Result<(), Refusal> {
         self.check_epoch(segment)?;
+        if !self.eng.caps.mem_mgt_extensions {
+            return Err(Refusal::Unsupported("SEND_WITH_INV (MEM_MGT_EXTENSIONS)"));
+        }
         self.send_message(message, Some(segment))
     }
 

@@ -383,11 +383,10 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             .map(|(id, _)| id)
             .collect();
         for id in gone {
-            self.eng.stats.abandoned += 1;
             let Some(e) = self.eng.slots.exposures.get(id) else { continue };
             let (state, marked) = (e.state, e.reply_after.is_some());
             match state {
-                ExposureState::Fenced | ExposureState::Held => self.eng.free_exposure(id),
+                ExposureState::Fenced | ExposureState::Held => self.eng.free_abandoned(id),
                 ExposureState::Revoking => {}
                 ExposureState::Staged => self.drop_staged(id),
                 ExposureState::Exposed if self.state != State::Up => {}
