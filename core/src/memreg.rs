@@ -176,8 +176,9 @@ pub trait Control {
     /// the engine has already ended is fine.
     fn dereg(&mut self, region: RegionId) -> Result<(), DeviceError>;
 
-    /// In `map`: takes part of the bounce arena for `bytes` and copies them in. The region's key is that of the arena: it is never revoked. `dereg` gives the part
-    /// back, copying out if the peer wrote.
+    /// In `map`: takes part of the bounce arena for `bytes` and copies them in. The region's key is
+    /// that of the arena: it is never revoked. `dereg` gives the part back, copying out if the peer
+    /// was to write.
     ///
     /// Needs [`Limits::arena_bytes`] > 0 and the caller's `danger_trust_peer`.
     fn bounce(&mut self, bytes: Range<u64>) -> Result<RegionId, DeviceError>;
