@@ -167,16 +167,23 @@ impl ExposedBytes {
     #[must_use]
     pub fn copy_out(&self, at: usize, out: &mut [u8]) -> bool {
         let Some(range) = self.checked(at, out.len()) else { return false };
-        let mut pos = range.start;
-        let mut rest = out;
-        while !rest.is_empty() {
-            let skip = pos % WORD;
-            let n = (WORD - skip).min(rest.len());
-            let word = self.word(pos / WORD).load(Ordering::Relaxed).to_ne_bytes();
-            let (head, tail) = rest.split_at_mut(n);
-            head.copy_from_slice(&word[skip..skip + n]);
-            rest = tail;
-            pos += n;
+        let words = self.words(&range);
+        let (head, rest) = out.split_at_mut(head_len(&range));
+        let (body, tail) = rest.split_at_mut(rest.len() - rest.len() % WORD);
+        let mut words = words.iter();
+        if !head.is_empty()
+            && let Some(w) = words.next()
+        {
+            let skip = range.start % WORD;
+            head.copy_from_slice(&bytes_of(w)[skip..skip + head.len()]);
+        }
+        for (chunk, w) in body.chunks_exact_mut(WORD).zip(words.by_ref()) {
+            chunk.copy_from_slice(&bytes_of(w));
+        }
+        if !tail.is_empty()
+            && let Some(w) = words.next()
+        {
+            tail.copy_from_slice(&bytes_of(w)[..tail.len()]);
         }
         true
     }
@@ -185,24 +192,24 @@ impl ExposedBytes {
     #[must_use]
     pub fn copy_in(&self, at: usize, bytes: &[u8]) -> bool {
         let Some(range) = self.checked(at, bytes.len()) else { return false };
-        let mut pos = range.start;
-        let mut rest = bytes;
-        while !rest.is_empty() {
-            let skip = pos % WORD;
-            let n = (WORD - skip).min(rest.len());
-            let (head, tail) = rest.split_at(n);
-            let word = self.word(pos / WORD);
-            if let Ok(whole) = <[u8; WORD]>::try_from(head) {
-                word.store(u64::from_ne_bytes(whole), Ordering::Relaxed);
-            } else {
-                let _ = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |old| {
-                    let mut merged = old.to_ne_bytes();
-                    merged[skip..skip + n].copy_from_slice(head);
-                    Some(u64::from_ne_bytes(merged))
-                });
-            }
-            rest = tail;
-            pos += n;
+        let words = self.words(&range);
+        let (head, rest) = bytes.split_at(head_len(&range));
+        let (body, tail) = rest.split_at(rest.len() - rest.len() % WORD);
+        let mut words = words.iter();
+        if !head.is_empty()
+            && let Some(w) = words.next()
+        {
+            merge(w, range.start % WORD, head);
+        }
+        for (chunk, w) in body.chunks_exact(WORD).zip(words.by_ref()) {
+            let mut whole = [0; WORD];
+            whole.copy_from_slice(chunk);
+            w.store(u64::from_ne_bytes(whole), Ordering::Relaxed);
+        }
+        if !tail.is_empty()
+            && let Some(w) = words.next()
+        {
+            merge(w, 0, tail);
         }
         true
     }
@@ -228,19 +235,41 @@ impl ExposedBytes {
         (end <= self.len()).then_some(at..end)
     }
 
-    /// Word `index` of the mapping; every access to exposed bytes is of this one size, so none are
-    /// mixed.
-    fn word(&self, index: usize) -> &AtomicU64 {
+    /// The words that the bytes lie in; every access to exposed bytes is of this one size, so none
+    /// are mixed.
+    fn words(&self, range: &Range<usize>) -> &[AtomicU64] {
         let map = &self.view.alloc.map;
-        debug_assert!((index + 1) * WORD <= map.len());
-        // SAFETY: callers pass an index below the word-rounded length (`checked`), so the offset
-        // stays inside the mapping.
-        let ptr = unsafe { map.as_mut_ptr().cast::<AtomicU64>().add(index) };
+        let (first, end) = (range.start / WORD, range.end.div_ceil(WORD));
+        debug_assert!(end * WORD <= map.len());
+        // SAFETY: `checked` has shown that the range is inside the length, whose round-up to whole
+        // words is mapped, so the offset stays inside the mapping.
+        let ptr = unsafe { map.as_mut_ptr().cast::<AtomicU64>().add(first) };
         // SAFETY: in bounds (above), aligned (mappings are page-aligned), live for `&self` (we hold
         // the allocation), initialised, and only ever accessed as whole atomic words while a `View`
         // is shared: a plain slice needs the unique `DmaBuf`, which cannot exist beside `self`.
-        unsafe { &*ptr }
+        unsafe { std::slice::from_raw_parts(ptr, end - first) }
     }
+}
+
+/// Bytes before the first word boundary.
+fn head_len(range: &Range<usize>) -> usize {
+    match range.start % WORD {
+        0 => 0,
+        skip => (WORD - skip).min(range.len()),
+    }
+}
+
+fn bytes_of(word: &AtomicU64) -> [u8; WORD] {
+    word.load(Ordering::Relaxed).to_ne_bytes()
+}
+
+/// Changes some bytes of a word and none of the others.
+fn merge(word: &AtomicU64, skip: usize, bytes: &[u8]) {
+    let _ = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |old| {
+        let mut merged = old.to_ne_bytes();
+        merged[skip..skip + bytes.len()].copy_from_slice(bytes);
+        Some(u64::from_ne_bytes(merged))
+    });
 }
 
 impl fmt::Debug for ExposedBytes {
