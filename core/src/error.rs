@@ -44,6 +44,14 @@ pub enum ApiMisuse {
     },
 }
 
+impl ApiMisuse {
+    /// What to do about it.
+    #[must_use]
+    pub fn disposition(&self) -> Disposition {
+        Disposition::Fatal
+    }
+}
+
 /// A broken invariant of this crate: the connection is poisoned; please report it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("internal invariant broken: {0}; please report this with the ledger trace")]

@@ -433,6 +433,14 @@ impl MapError {
     }
 }
 
+impl Reject {
+    /// What to do about it.
+    #[must_use]
+    pub fn disposition(&self) -> Disposition {
+        Disposition::Fatal
+    }
+}
+
 /// A strategy gives up on the connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("strategy poisoned the connection: {0}")]

@@ -1,5 +1,6 @@
 //! The words of the field as types; no bare integer crosses a module boundary.
 
+use crate::error::Disposition;
 use std::fmt;
 
 /// Defines a newtype over an integer that is only a name for a thing.
@@ -222,6 +223,17 @@ pub enum SegmentError {
         /// Epoch of the connection.
         current: u32,
     },
+}
+
+impl SegmentError {
+    /// What to do about it: a segment of an earlier connection must be asked for anew.
+    #[must_use]
+    pub fn disposition(&self) -> Disposition {
+        match self {
+            SegmentError::StaleEpoch { .. } => Disposition::Reconnect,
+            _ => Disposition::Fatal,
+        }
+    }
 }
 
 impl Segment {

@@ -192,3 +192,11 @@ pub struct PostError {
     /// Why the next one was not.
     pub cause: DeviceError,
 }
+
+impl PostError {
+    /// What to do about it.
+    #[must_use]
+    pub fn disposition(&self) -> Disposition {
+        self.cause.disposition()
+    }
+}

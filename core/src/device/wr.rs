@@ -1,5 +1,6 @@
 //! Work requests and work completions, independent of any device.
 
+use crate::error::Disposition;
 use crate::types::{Access, DmaAddr, Lkey, MrId, MwId, QpId, Rkey, WrId};
 use std::ops::Range;
 
@@ -403,4 +404,15 @@ pub struct WcError {
     pub qp: QpId,
     /// The vendor's number.
     pub vendor_err: u32,
+}
+
+impl WcError {
+    /// What to do about it: a local fault is a fault of this program's WR, which would fail again.
+    #[must_use]
+    pub fn disposition(&self) -> Disposition {
+        match self.status {
+            WcStatus::LocLenErr | WcStatus::LocQpOpErr | WcStatus::LocProtErr => Disposition::Fatal,
+            _ => Disposition::Reconnect,
+        }
+    }
 }

@@ -262,7 +262,7 @@ impl Refusal {
             Refusal::NotConnected { .. } | Refusal::Down(_) => Disposition::Reconnect,
             Refusal::Map(e) => e.disposition(),
             Refusal::Device(e) => e.disposition(),
-            Refusal::Segment(SegmentError::StaleEpoch { .. }) => Disposition::Reconnect,
+            Refusal::Segment(e) => e.disposition(),
             _ => Disposition::Fatal,
         }
     }
@@ -365,6 +365,17 @@ pub enum TakeRefusal {
     Misuse(ApiMisuse),
 }
 
+impl TakeRefusal {
+    /// What to do about it.
+    #[must_use]
+    pub fn disposition(&self) -> Disposition {
+        match self {
+            TakeRefusal::Running { .. } => Disposition::Retry,
+            TakeRefusal::Misuse(e) => e.disposition(),
+        }
+    }
+}
+
 /// A read or write that the device or the peer refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
@@ -380,6 +391,12 @@ pub struct AccessError {
 }
 
 impl AccessError {
+    /// What to do about it: the connection went down with it.
+    #[must_use]
+    pub fn disposition(&self) -> Disposition {
+        self.wc.disposition()
+    }
+
     /// The usual causes, most frequent first; empty where the status says all.
     #[must_use]
     pub fn causes(&self) -> &'static str {

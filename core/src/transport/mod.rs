@@ -168,3 +168,19 @@ impl<D: Device, S: MemReg> std::fmt::Debug for Transport<D, S> {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::AnyDevice;
+
+    fn is_send<T: Send>() {}
+
+    #[test]
+    fn what_a_program_stores_can_change_threads() {
+        is_send::<Transport<AnyDevice, Box<dyn MemReg>>>();
+        is_send::<Exposed>();
+        is_send::<LocalOp>();
+        is_send::<Buffers>();
+    }
+}
