@@ -206,6 +206,7 @@ const STRATEGY: &[Shape] = &[
     ("verified", Value::is_boolean),
     ("error", Value::is_null),
     ("sizes", Value::is_array),
+    ("gaps", Value::is_array),
 ];
 
 const SIZE: &[Shape] = &[
@@ -289,6 +290,22 @@ fn regions_beyond_the_first_are_invalidated_by_the_owner() {
     // 16 pages in 4 keys, twice; the peer's reply takes one of each.
     assert_eq!((&frwr["registrations"], &frwr["invalidations"]), (&8.into(), &6.into()));
     assert_eq!(frwr["remote_invalidations"], 2);
+}
+
+#[test]
+fn b18_both_kinds_of_key_are_measured_where_there_are_both() {
+    let report = json(&format!("compare --json {QUICK} --set device.profile=connectx-5-like"));
+    assert_eq!(report["selected"], "frwr");
+    for (name, keys) in [("frwr", 1), ("fmr", 3)] {
+        let s = strategy(&report, name);
+        assert_eq!((&s["transfers"], &s["verified"]), (&8.into(), &true.into()));
+        check(SIZE, &s["gaps"][0]);
+        // Two exposures an operation; one buffer always takes one key.
+        assert_eq!(s["gaps"][0]["registrations"], 4 * keys);
+        assert_eq!(s["sizes"][0]["registrations"], 4);
+    }
+    let plain = json(&format!("compare --json {QUICK}"));
+    assert_eq!(strategy(&plain, "frwr")["gaps"], Value::Array(vec![]));
 }
 
 #[test]

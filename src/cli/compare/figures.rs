@@ -99,6 +99,13 @@ impl Running {
     }
 }
 
+impl Figures {
+    /// A total, per operation.
+    pub fn each(&self, total: u64) -> f64 {
+        total as f64 / self.ops as f64
+    }
+}
+
 /// The smallest sample that at least `percent` of all do not exceed (nearest rank).
 fn percentile(sorted: &[u64], percent: usize) -> u64 {
     let rank = (sorted.len() * percent).div_ceil(100).max(1);

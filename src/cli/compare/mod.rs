@@ -22,6 +22,7 @@ use super::{Answer, args, json};
 use data::Data;
 use figures::Running;
 use memreg_config::Loaded;
+use pair::Layout;
 use plan::{Contender, Plan};
 use progress::Progress;
 use report::Report;
@@ -43,22 +44,25 @@ pub(super) fn run(loaded: &Loaded, args: &args::Compare, as_json: bool) -> Resul
 
 /// Runs every operation of every size; a strategy that goes wrong is out from then on.
 fn measure(plan: &mut Plan, data: &mut Data) -> Result<(), Failure> {
-    let total = plan.sizes.iter().map(|s| u64::from(s.ops)).sum();
-    let mut progress = Progress::new(total);
+    let per_layout: u64 = plan.sizes.iter().map(|s| u64::from(s.ops)).sum();
+    let layouts = plan.layouts();
+    let mut progress = Progress::new(per_layout * layouts.len() as u64);
     let mut bytes = vec![];
-    for size in &plan.sizes {
-        for c in &mut plan.contenders {
-            warm_up(c, size.bytes, data, &mut bytes)?;
-        }
-        for op in 0..size.ops {
-            data.chunk(op, size.bytes, &mut bytes)?;
+    for &layout in layouts {
+        for size in &plan.sizes {
             for c in &mut plan.contenders {
-                one(c, size.bytes, op, &bytes);
+                warm_up(c, size.bytes, layout, data, &mut bytes)?;
             }
-            progress.step(size.bytes);
-        }
-        for c in &mut plan.contenders {
-            c.finish_size();
+            for op in 0..size.ops {
+                data.chunk(op, size.bytes, &mut bytes)?;
+                for c in &mut plan.contenders {
+                    one(c, size.bytes, op, &bytes);
+                }
+                progress.step(size.bytes);
+            }
+            for c in &mut plan.contenders {
+                c.finish_size(layout);
+            }
         }
     }
     Ok(())
@@ -68,12 +72,13 @@ fn measure(plan: &mut Plan, data: &mut Data) -> Result<(), Failure> {
 fn warm_up(
     c: &mut Contender,
     size: usize,
+    layout: Layout,
     data: &mut Data,
     bytes: &mut Vec<u8>,
 ) -> Result<(), Failure> {
     let Some(pair) = c.live() else { return Ok(()) };
     data.chunk(0, size, bytes)?;
-    let outcome = pair.resize(size).and_then(|()| pair.operation(bytes));
+    let outcome = pair.resize(size, layout).and_then(|()| pair.operation(bytes));
     let before = pair.counters();
     match outcome {
         Ok(_) => c.running = Some(Running::new(size, before)),

@@ -13,6 +13,7 @@ use memreg_core::transport::error::{ConnectError, OpenError};
 use memreg_core::transport::{Buffers, Exposed, NoReply, OpenOptions, Reply, State};
 use memreg_core::types::{Grant, Segment, Tick};
 use memreg_strategies::{Fmr, Strategy};
+use std::ops::Range;
 use std::time::Duration;
 
 /// Both ends, on a fabric of their own.
@@ -21,12 +22,39 @@ pub(super) struct Pair {
     owner: Transport,
     peer: Transport,
     device: SimDevice,
-    /// Both are there between operations; an operation that fails keeps them.
-    owner_buf: Option<DmaBuf>,
+    layout: Layout,
+    /// All are there between operations; an operation that fails keeps them.
+    owner_bufs: Vec<DmaBuf>,
     peer_buf: Option<DmaBuf>,
     message: Vec<u8>,
     segments: Vec<Segment>,
 }
+
+/// How the owner's bytes lie in memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Layout {
+    /// One buffer from its first byte on.
+    Whole,
+    /// Three buffers that do not join at page boundaries: what takes a gap-capable key, or several
+    /// keys.
+    Gaps,
+}
+
+impl Layout {
+    /// Where in its buffer each piece of `len` bytes lies.
+    fn ranges(self, len: usize) -> Vec<Range<usize>> {
+        let third = len / 3;
+        match self {
+            Layout::Gaps if third > 0 => {
+                vec![0..third, OFF_PAGE..OFF_PAGE + third, 0..len - 2 * third]
+            }
+            _ => std::iter::once(0..len).collect(),
+        }
+    }
+}
+
+/// Where the middle piece starts: no page boundary.
+const OFF_PAGE: usize = 512;
 
 /// A byte that arrived is not the one that was sent.
 #[derive(Debug, thiserror::Error)]
@@ -63,13 +91,25 @@ impl Pair {
         let options = OpenOptions { ask, ..OpenOptions::default() };
         let mut peer = Transport::open(node.into(), Fmr::new().into(), &options)?;
         connect_pair(&mut owner, &mut peer)?;
-        let (message, segments) = (vec![], vec![]);
-        Ok(Pair { owner, peer, device, owner_buf: None, peer_buf: None, message, segments })
+        Ok(Pair {
+            owner,
+            peer,
+            device,
+            layout: Layout::Whole,
+            owner_bufs: vec![],
+            peer_buf: None,
+            message: vec![],
+            segments: vec![],
+        })
     }
 
-    /// Replaces the buffers with some of this size.
-    pub fn resize(&mut self, size: usize) -> anyhow::Result<()> {
-        self.owner_buf = Some(DmaBuf::new(size)?);
+    /// Replaces the buffers with some for operations of at most this size.
+    pub fn resize(&mut self, size: usize, layout: Layout) -> anyhow::Result<()> {
+        self.layout = layout;
+        self.owner_bufs.clear();
+        for range in layout.ranges(size) {
+            self.owner_bufs.push(DmaBuf::new(range.end)?);
+        }
         self.peer_buf = Some(DmaBuf::new(size)?);
         Ok(())
     }
@@ -102,32 +142,47 @@ impl Pair {
     /// comparing buffers.
     fn pass(&mut self, grant: Grant, data: &[u8], expected: &[u8]) -> anyhow::Result<Duration> {
         let reads = grant == Grant::PeerReads;
-        let (mut ours, mut theirs) = match (self.owner_buf.take(), self.peer_buf.take()) {
-            (Some(a), Some(b)) => (a, b),
-            _ => return Err(anyhow!("buffers of an earlier operation are lost")),
-        };
-        let (from, to) = if reads { (&mut ours, &mut theirs) } else { (&mut theirs, &mut ours) };
-        from[..data.len()].copy_from_slice(data);
+        let ranges = self.layout.ranges(data.len());
+        let (mut ours, mut theirs) = self.take_buffers(&ranges)?;
         // What is not transferred can then not be right by chance.
-        to[..data.len()].iter_mut().zip(expected).for_each(|(b, e)| *b = !e);
+        let wrong: Vec<u8> = expected.iter().map(|b| !b).collect();
+        let (at_owner, at_peer) = if reads { (data, &wrong[..]) } else { (&wrong[..], data) };
+        scatter(at_owner, &mut ours, &ranges);
+        theirs[..data.len()].copy_from_slice(at_peer);
+        let ours: Buffers = ours.into_iter().zip(ranges).collect();
 
         let start = clock::now();
-        let exposed = self.announce((ours, 0..data.len()).into(), grant)?;
+        let exposed = self.announce(ours, grant)?;
         let theirs = self.access(theirs, data.len(), reads)?;
         let mut time = start.elapsed();
         if reads {
-            compare("peer reads", &theirs, expected)?;
+            compare("peer reads", 0, &theirs, expected)?;
         }
         let start = clock::now();
         let ours = self.take_back(exposed)?;
         time += start.elapsed();
-        compare(
-            if reads { "owner's bytes after the peer read" } else { "peer writes" },
-            &ours,
-            expected,
-        )?;
-        (self.owner_buf, self.peer_buf) = (Some(ours), Some(theirs));
-        Ok(time)
+        let what = if reads { "owner's bytes after the peer read" } else { "peer writes" };
+        let mut at = 0;
+        for (buf, range) in ours {
+            let piece = expected.get(at..at + range.len()).unwrap_or_default();
+            at += range.len();
+            compare(what, at - range.len(), buf.get(range).unwrap_or_default(), piece)?;
+            self.owner_bufs.push(buf);
+        }
+        self.peer_buf = Some(theirs);
+        if at == expected.len() {
+            return Ok(time);
+        }
+        Err(anyhow!("{what}: {at} bytes of {} came back", expected.len()))
+    }
+
+    fn take_buffers(&mut self, ranges: &[Range<usize>]) -> anyhow::Result<(Vec<DmaBuf>, DmaBuf)> {
+        let enough = self.owner_bufs.len() >= ranges.len();
+        let theirs = self.peer_buf.take().filter(|_| enough);
+        let theirs = theirs.ok_or_else(|| anyhow!("buffers of an earlier operation are lost"))?;
+        // A short last operation may need fewer pieces; the others are not needed again.
+        self.owner_bufs.truncate(ranges.len());
+        Ok((std::mem::take(&mut self.owner_bufs), theirs))
     }
 
     /// Owner: exposes and tells the peer the segments.
@@ -177,7 +232,7 @@ impl Pair {
     }
 
     /// Peer: replies. Owner: takes the reply, then the access and the bytes back.
-    fn take_back(&mut self, exposed: Exposed) -> anyhow::Result<DmaBuf> {
+    fn take_back(&mut self, exposed: Exposed) -> anyhow::Result<Buffers> {
         match self.segments.first() {
             Some(first) if self.owner.limits().remote_invalidation => {
                 self.peer.send_with_inv(&[], first)?;
@@ -188,8 +243,7 @@ impl Pair {
         let reply = self.owner.recv(&mut self.message).ok_or_else(|| self.silence("the owner"))?;
         self.owner.revoke(&exposed, NoReply::Arrived(&reply.token))?;
         self.settle()?;
-        let buffers = self.owner.reclaim(exposed)?;
-        buffers.into_first().ok_or_else(|| anyhow!("the owner's buffer is lost"))
+        Ok(self.owner.reclaim(exposed)?)
     }
 
     fn settle(&mut self) -> anyhow::Result<()> {
@@ -219,16 +273,30 @@ fn moved(error: anyhow::Error, base: usize) -> anyhow::Error {
     }
 }
 
-/// The first byte of `got` that is not the one of `expected`.
-fn compare(direction: &'static str, got: &[u8], expected: &[u8]) -> anyhow::Result<()> {
+/// Copies `bytes` into consecutive pieces.
+fn scatter(mut bytes: &[u8], pieces: &mut [DmaBuf], ranges: &[Range<usize>]) {
+    for (buf, range) in pieces.iter_mut().zip(ranges) {
+        let (head, tail) = bytes.split_at(range.len().min(bytes.len()));
+        buf[range.start..range.start + head.len()].copy_from_slice(head);
+        bytes = tail;
+    }
+}
+
+/// The first byte of `got`, which stands at `base`, that is not the one of `expected`.
+fn compare(
+    direction: &'static str,
+    base: usize,
+    got: &[u8],
+    expected: &[u8],
+) -> anyhow::Result<()> {
     // Whole slices first: that is a memcmp.
     if got.get(..expected.len()) == Some(expected) {
         return Ok(());
     }
     let wrong = got.iter().zip(expected).enumerate().find(|(_, (g, e))| g != e);
     match wrong {
-        Some((offset, (&got, &expected))) => {
-            Err(WrongByte { direction, offset, expected, got }.into())
+        Some((at, (&got, &expected))) => {
+            Err(WrongByte { direction, offset: base + at, expected, got }.into())
         }
         None => Err(anyhow!("{direction}: {} bytes of {}", got.len(), expected.len())),
     }
@@ -242,7 +310,7 @@ mod tests {
     fn pair(strategy: Strategy, caps: Caps) -> Pair {
         let ask = Ask { danger_trust_peer: true, ..Ask::default() };
         let mut pair = Pair::open(1, &caps, &ask, strategy).unwrap();
-        pair.resize(200_000).unwrap();
+        pair.resize(200_000, Layout::Whole).unwrap();
         pair
     }
 
@@ -266,6 +334,21 @@ mod tests {
     }
 
     #[test]
+    fn b18_gaps_take_one_key_where_the_device_has_them() {
+        for (sg_gaps, keys) in [(true, 1), (false, 3)] {
+            let caps = Caps { sg_gaps, ..Caps::default() };
+            let mut pair = pair(Frwr::new().into(), caps);
+            pair.resize(40_000, Layout::Gaps).unwrap();
+            for len in [40_000, 12_000, 3] {
+                let before = pair.owner.stats().registrations;
+                pair.operation(&vec![3; len]).unwrap();
+                assert_eq!(pair.owner.stats().registrations - before, 2 * keys, "{len}");
+            }
+            pair.operation(&[1, 2]).unwrap();
+        }
+    }
+
+    #[test]
     fn what_a_strategy_cannot_take_at_once_is_carried_in_parts() {
         let caps = Caps { max_fast_reg_page_list_len: 1, ..Caps::default() };
         let mut pair = pair(Frwr::new().into(), caps);
@@ -277,8 +360,10 @@ mod tests {
     fn one_wrong_byte_is_found_in_either_direction() {
         for strategy in each() {
             let mut pair = pair(strategy, Caps::default());
-            for grant in [Grant::PeerReads, Grant::PeerWrites] {
-                pair.resize(8192).unwrap();
+            let grants = [Grant::PeerReads, Grant::PeerWrites];
+            let layouts = [Layout::Whole, Layout::Gaps];
+            for (grant, layout) in grants.into_iter().flat_map(|g| layouts.map(|l| (g, l))) {
+                pair.resize(8192, layout).unwrap();
                 let data = vec![5; 8192];
                 let mut expected = data.clone();
                 expected[8191] = 6;
@@ -292,9 +377,9 @@ mod tests {
 
     #[test]
     fn bytes_that_never_arrive_are_wrong() {
-        let e = compare("x", &[!1, !2], &[1, 2]).unwrap_err().to_string();
+        let e = compare("x", 0, &[!1, !2], &[1, 2]).unwrap_err().to_string();
         assert_eq!(e, "x: wrong byte at offset 0: expected 0x01, got 0xfe");
-        assert!(compare("x", &[1], &[1, 2]).is_err());
-        assert!(compare("x", &[1, 2, 3], &[1, 2]).is_ok());
+        assert!(compare("x", 0, &[1], &[1, 2]).is_err());
+        assert!(compare("x", 0, &[1, 2, 3], &[1, 2]).is_ok());
     }
 }

@@ -2,7 +2,7 @@
 
 use super::data::Data;
 use super::figures::{Figures, Running};
-use super::pair::{Pair, PairError};
+use super::pair::{Layout, Pair, PairError};
 use crate::cli::args;
 use crate::cli::failure::{Failure, chain};
 use crate::open::{build_options, wanted};
@@ -45,8 +45,10 @@ pub(super) struct Contender {
     pair: Option<Pair>,
     /// The size being measured.
     pub running: Option<Running>,
-    /// The sizes measured.
+    /// The sizes measured with one buffer.
     pub figures: Vec<Figures>,
+    /// The sizes measured with gaps.
+    pub gaps: Vec<Figures>,
     /// What went wrong.
     pub fault: Option<String>,
 }
@@ -65,14 +67,24 @@ impl Contender {
     }
 
     /// Closes the figures of a size.
-    pub fn finish_size(&mut self) {
+    pub fn finish_size(&mut self, layout: Layout) {
         if let (Some(running), Some(pair)) = (self.running.take(), &self.pair) {
-            self.figures.extend(running.finish(pair.counters()));
+            let into = match layout {
+                Layout::Whole => &mut self.figures,
+                Layout::Gaps => &mut self.gaps,
+            };
+            into.extend(running.finish(pair.counters()));
         }
     }
 }
 
 impl Plan {
+    /// Gap-capable keys cost more than plain ones on real devices, so where there are both, both
+    /// are measured.
+    pub fn layouts(&self) -> &'static [Layout] {
+        if self.profile.caps.sg_gaps { &[Layout::Whole, Layout::Gaps] } else { &[Layout::Whole] }
+    }
+
     /// Opens the device once per strategy and asks each whether it can work there.
     pub fn make(settings: &Settings, args: &args::Compare, data: &Data) -> Result<Plan, Failure> {
         let DeviceSettings::Sim(sim) = &settings.device else {
@@ -150,6 +162,7 @@ fn contenders(candidates: Vec<Candidate>, mut pairs: Pairs) -> Vec<Contender> {
         candidate,
         running: None,
         figures: vec![],
+        gaps: vec![],
         fault: None,
     };
     candidates.into_iter().map(new).collect()

@@ -62,7 +62,10 @@ pub(super) struct StrategyShown {
     pub verified: bool,
     pub error: Option<String>,
     pub max_payload_bytes: Option<u64>,
+    /// One buffer at the owner.
     pub sizes: Vec<Figures>,
+    /// Three buffers that do not join at page boundaries; empty if the device has no gaps.
+    pub gaps: Vec<Figures>,
 }
 
 impl Report {
@@ -105,18 +108,20 @@ impl Header {
 pub(super) const SOFTWARE_DEVICE: &str = "software device";
 
 fn strategy(c: &Contender) -> StrategyShown {
-    let transfers = c.figures.iter().map(|f| 2 * f.ops as u64).sum();
+    let all = || c.figures.iter().chain(&c.gaps);
+    let transfers = all().map(|f| 2 * f.ops as u64).sum();
     StrategyShown {
         name: c.candidate.name,
         eligible: c.candidate.eligible,
         selected: c.candidate.chosen,
         reason: c.candidate.reason.clone(),
         transfers,
-        bytes: c.figures.iter().map(|f| f.bytes).sum(),
+        bytes: all().map(|f| f.bytes).sum(),
         verified: transfers > 0 && c.fault.is_none(),
         error: c.fault.clone(),
         max_payload_bytes: c.candidate.limits.as_ref().map(|l| l.max_payload_bytes),
         sizes: c.figures.clone(),
+        gaps: c.gaps.clone(),
     }
 }
 

@@ -11,7 +11,7 @@ pub(super) fn render(r: &Report) -> String {
     let mut out = String::new();
     let h = &r.header;
     let _ = writeln!(out, "memreg {} compare, {SOFTWARE_DEVICE}, {} build", h.version, h.build);
-    let _ = writeln!(out, "profile   {} (numbers: {})", h.profile, h.profile_source);
+    let _ = writeln!(out, "profile   {} (numbers: {})", h.profile, source(&h.profile_source));
     let _ = writeln!(out, "peer      profile {}, strategy fmr", h.peer_profile);
     let _ = writeln!(out, "seed      {}", h.seed);
     let _ = writeln!(out, "cpu       {}", h.cpu.as_deref().unwrap_or("unknown"));
@@ -20,8 +20,11 @@ pub(super) fn render(r: &Report) -> String {
     let _ = writeln!(out, "selected  {}\n", r.selected.unwrap_or("none"));
     let rows: Vec<Vec<String>> = r.strategies.iter().map(strategy).collect();
     out.push_str(&layout(&STRATEGY_HEADERS, &rows, STRATEGY_HEADERS.len()));
-    let rows: Vec<Vec<String>> =
-        r.strategies.iter().flat_map(|s| s.sizes.iter().map(|f| figures(s.name, f))).collect();
+    let figures_of = |s: &StrategyShown| {
+        let whole = s.sizes.iter().map(|f| figures(s.name, 1, f));
+        whole.chain(s.gaps.iter().map(|f| figures(s.name, 3, f))).collect::<Vec<_>>()
+    };
+    let rows: Vec<Vec<String>> = r.strategies.iter().flat_map(figures_of).collect();
     if !rows.is_empty() {
         let _ = writeln!(out, "\n{TITLE}");
         out.push_str(&layout(&FIGURE_HEADERS, &rows, 2));
@@ -33,18 +36,21 @@ pub(super) fn render(r: &Report) -> String {
 const STRATEGY_HEADERS: [&str; 6] =
     ["strategy", "eligible", "verified", "transfers", "bytes", "reason"];
 
-const TITLE: &str = "Cost of one operation on the software device: expose, tell the peer, peer \
-                     reads, reply, revoke, reclaim; then the same with the peer writing.";
+const TITLE: &str = "\
+Cost of one operation on the software device: expose, tell the peer, the peer reads, replies; revoke,
+reclaim; then the same with the peer writing. Counts are per operation, at the owner.";
 
-const FOOTNOTE: &str = "ns: host time of both ends in this process, without filling and comparing \
-                        buffers; not comparable with hardware.\nPer operation, at the owner: WRs \
-                        on the send queue, doorbells, completions taken, registration verbs \
-                        (system calls on hardware), copies.";
+const FOOTNOTE: &str = "\
+ns: host time of both ends in this process, without filling and comparing the buffers; it cannot be
+compared with hardware. WRs: work requests on the send queue. posts: doorbells. events: completions
+taken. verbs: registration calls, system calls on hardware. keys: granted; then how they ended: by
+LOCAL_INV, by the peer's reply, by deregistration. buffers: three do not join at page boundaries.";
 
-const FIGURE_HEADERS: [&str; 14] = [
+const FIGURE_HEADERS: [&str; 18] = [
     "device",
     "strategy",
     "bytes",
+    "buffers",
     "ops",
     "ns min",
     "ns p50",
@@ -52,11 +58,19 @@ const FIGURE_HEADERS: [&str; 14] = [
     "exposures",
     "WRs",
     "posts",
-    "CQ events",
+    "events",
     "verbs",
     "copies",
-    "keys: granted / LOCAL_INV / by peer / dereg",
+    "keys",
+    "LOCAL_INV",
+    "by peer",
+    "dereg",
 ];
+
+/// A long list of sources does not belong in a header.
+fn source(source: &str) -> &str {
+    if source.len() <= 40 { source } else { "see memreg devices" }
+}
 
 fn settings(r: &Report) -> String {
     let set: Vec<String> = r
@@ -95,8 +109,7 @@ fn strategy(s: &StrategyShown) -> Vec<String> {
     ]
 }
 
-fn figures(name: &str, f: &Figures) -> Vec<String> {
-    let keys = [f.registrations, f.invalidations, f.remote_invalidations, f.deregistrations];
+fn figures(name: &str, buffers: u64, f: &Figures) -> Vec<String> {
     let per_op = [
         f.exposures_per_op,
         f.wr_per_op,
@@ -104,12 +117,15 @@ fn figures(name: &str, f: &Figures) -> Vec<String> {
         f.cq_events_per_op,
         f.verb_calls_per_op,
         f.copies_per_op,
+        f.each(f.registrations),
+        f.each(f.invalidations),
+        f.each(f.remote_invalidations),
+        f.each(f.deregistrations),
     ];
     let mut row = vec![SOFTWARE_DEVICE.to_owned(), name.to_owned()];
-    row.extend([f.size_bytes as u64, f.ops as u64].map(|n| n.to_string()));
+    row.extend([f.size_bytes as u64, buffers, f.ops as u64].map(|n| n.to_string()));
     row.extend([f.ns_per_op_min, f.ns_per_op_p50, f.ns_per_op_p99].map(|n| n.to_string()));
     row.extend(per_op.map(short));
-    row.push(keys.map(|n| n.to_string()).join(" / "));
     row
 }
 
