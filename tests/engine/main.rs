@@ -5,6 +5,7 @@
 
 mod drain;
 mod fence;
+mod lease;
 mod lying;
 mod map;
 mod posts;

@@ -3,7 +3,7 @@
 use crate::device::WcError;
 use crate::mem::{DmaBuf, ExposedBytes, Placement};
 use crate::memreg::RegionId;
-use crate::types::{DmaAddr, Grant, Rkey, Segment, TransportId};
+use crate::types::{DmaAddr, Grant, Rkey, Segment, Tick, TransportId};
 use slotmap::{SlotMap, new_key_type};
 use smallvec::SmallVec;
 use std::ops::Range;
@@ -207,6 +207,8 @@ pub(crate) struct Exposure {
     /// Set by `send`: messages received when a message went out whose reply may invalidate a key of
     /// this one.
     pub(crate) reply_after: Option<u64>,
+    /// When `poll` takes the access back by itself.
+    pub(crate) lease: Option<Tick>,
     /// The bytes, once fenced.
     pub(crate) back: Buffers,
     pub(crate) flag: Arc<SlotFlag>,
@@ -277,13 +279,14 @@ impl Slots {
                 open: 0,
                 staged: 0,
                 reply_after: None,
+                lease: None,
                 back: Buffers::new(),
                 flag: SlotFlag::new(&self.bell),
             })
         });
         body.state = ExposureState::Staged;
         body.grant = grant;
-        body.reply_after = None;
+        (body.reply_after, body.lease) = (None, None);
         let flag = fresh_flag(&mut body.flag, &self.bell);
         (self.exposures.insert(body), flag)
     }

@@ -23,7 +23,7 @@ use crate::device::{Caps, Device, DeviceError, DeviceErrorKind, MrKeys, Verb, Wr
 use crate::mem::{DeregQueue, Fenced, LocalMr, Placement, Unmapped};
 use crate::memreg::{Event, RegionId, SegShape};
 use crate::sizing::Limits;
-use crate::types::{Access, CqId, DeviceId, Epoch, Lkey, MrId, PdId, QpId, TransportId};
+use crate::types::{Access, CqId, DeviceId, Epoch, Lkey, MrId, PdId, QpId, Tick, TransportId};
 use arena::Arena;
 use exposure::{Buffers, ExposureId, ExposureState, LocalId, Piece, Slots};
 use keys::{KeyTable, RegionKind};
@@ -60,6 +60,8 @@ pub(crate) struct Engine<D: Device> {
     /// The chain being built, and what each of its WRs is for (with the wish for a signal).
     pub(crate) chain: WrChain,
     pub(crate) chain_ops: Vec<(RingOp, bool)>,
+    /// No lease ends before this.
+    pub(crate) next_lease: Option<Tick>,
     /// What the strategy has not heard yet.
     pub(crate) events: VecDeque<(RegionId, Event)>,
     /// Buffers' local MRs: those to deregister, and all that exist.

@@ -46,6 +46,8 @@ pub struct Stats {
     /// Exposures whose handle was dropped; counted when they are fenced.
     pub abandoned: u64,
     pub cancels: u64,
+    /// Exposures that `poll` took back because their lease had ended.
+    pub leases_expired: u64,
     pub messages_sent: u64,
     pub messages_received: u64,
     pub reads: u64,

@@ -51,6 +51,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         let polled = self.take_completions();
         self.deliver();
         self.sweep_abandoned();
+        self.end_leases();
         self.eng.drain_local_queue(BATCH);
         self.drive_drain();
         self.deliver();

@@ -75,6 +75,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             staged_wrs: 0,
             chain: WrChain::new(),
             chain_ops: vec![],
+            next_lease: None,
             events: VecDeque::with_capacity(64),
             local_queue: Arc::default(),
             local_access: local_access(&caps),

@@ -242,6 +242,9 @@ pub enum Refusal {
     /// (rule 5).
     #[error("a reply that may invalidate this exposure is outstanding; give its token or cancel")]
     ReplyOutstanding,
+    /// The exposure is being taken back, or is back already.
+    #[error("the access is being taken back already")]
+    LeaseOver,
     /// The device cannot do it.
     #[error("the device has no {0}")]
     Unsupported(&'static str),

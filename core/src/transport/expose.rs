@@ -383,16 +383,13 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             .map(|(id, _)| id)
             .collect();
         for id in gone {
-            let Some(e) = self.eng.slots.exposures.get(id) else { continue };
-            let (state, marked) = (e.state, e.reply_after.is_some());
-            match state {
-                ExposureState::Fenced | ExposureState::Held => self.eng.free_abandoned(id),
-                ExposureState::Revoking => {}
-                ExposureState::Staged => self.drop_staged(id),
-                ExposureState::Exposed if self.state != State::Up => {}
-                // Its reply may still invalidate a key: only deregistration is safe (rule 5).
-                ExposureState::Exposed if marked => drop(self.cancel_slot(id)),
-                ExposureState::Exposed => drop(self.unmap(id)),
+            match self.eng.slots.exposures.get(id).map(|e| e.state) {
+                Some(ExposureState::Fenced | ExposureState::Held) => self.eng.free_abandoned(id),
+                Some(ExposureState::Staged | ExposureState::Exposed) if self.state == State::Up => {
+                    self.take_back(id);
+                }
+                // Being revoked, or going down: the fence frees it.
+                _ => {}
             }
         }
         let done: Vec<_> = self
@@ -408,13 +405,19 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         }
     }
 
-    /// An abandoned exposure that was never posted: its staged regions go back, granted ones are
-    /// revoked.
-    fn drop_staged(&mut self, id: ExposureId) {
+    /// Takes an exposure back on nobody's order: its handle was dropped, or its lease is over.
+    pub(super) fn take_back(&mut self, id: ExposureId) {
         self.eng.unstage(id);
-        let open = self.eng.slots.exposures.get(id).is_some_and(|e| e.open > 0);
-        if open {
-            drop(self.unmap(id));
+        let Some(e) = self.eng.slots.exposures.get(id) else { return self.deliver() };
+        let taken = match (e.open, e.reply_after) {
+            (0, _) => Ok(()),
+            // A reply may still invalidate a key: only deregistration is safe (rule 5).
+            (_, Some(_)) => self.cancel_slot(id),
+            (_, None) => self.unmap(id),
+        };
+        if let Err(e) = taken {
+            tracing::warn!(error = %e, "an exposure was not taken back; the next poll tries again");
+            self.eng.slots.bell.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         }
         self.deliver();
     }

@@ -6,6 +6,7 @@
 //!
 //! - `connect`: open, connect, disconnect, reconnect, close
 //! - `expose`: expose, revoke, cancel, reclaim
+//! - `lease`: exposures that end by themselves
 //! - `exchange`: messages both ways, with and without invalidation
 //! - `local`: read and write of a remote segment
 //! - `complete`: poll, and where each WC goes
@@ -18,6 +19,7 @@ mod drain;
 pub mod error;
 mod exchange;
 mod expose;
+mod lease;
 mod local;
 
 pub use crate::engine::exposure::{Buffers, Exposed, ExposureState, LocalOp, RemoteAccess};
@@ -33,7 +35,7 @@ use crate::device::{Caps, Device, Endpoint};
 use crate::engine::Engine;
 use crate::memreg::{MemReg, WrBatch};
 use crate::sizing::Limits;
-use crate::types::{CqId, Epoch, QpId, Tick};
+use crate::types::{CqId, Epoch, PdId, QpId, Tick};
 use error::DownCause;
 use exchange::Messages;
 
@@ -134,6 +136,12 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     #[must_use]
     pub fn queue_pair(&self) -> Option<QpId> {
         self.eng.qp
+    }
+
+    /// The PD of its QP and of every registration.
+    #[must_use]
+    pub fn protection_domain(&self) -> PdId {
+        self.eng.pd
     }
 
     /// The CQ of both queues.
