@@ -149,6 +149,10 @@ impl DeviceError {
     #[must_use]
     pub fn disposition(&self) -> Disposition {
         match self.kind() {
+            // What would fit an idle device fits again once something is given back.
+            DeviceErrorKind::Limit if self.limit.is_some_and(|l| l.need <= l.limit) => {
+                Disposition::Retry
+            }
             DeviceErrorKind::QueueFull | DeviceErrorKind::Busy | DeviceErrorKind::OutOfMemory => {
                 Disposition::Retry
             }
@@ -198,5 +202,20 @@ impl PostError {
     #[must_use]
     pub fn disposition(&self) -> Disposition {
         self.cause.disposition()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn map_22_a_limit_says_retry_only_if_the_request_can_ever_fit() {
+        let of = |need, in_use| {
+            let limit = LimitInfo { what: "max_mr", need, limit: 48, in_use };
+            DeviceError::limit(Verb::RegMr, errno::ENOMEM, limit).disposition()
+        };
+        assert_eq!(of(1, 48), Disposition::Retry, "another MR may end");
+        assert_eq!(of(49, 0), Disposition::Fatal, "more than the device has");
     }
 }
