@@ -57,6 +57,8 @@ const EXITS: &[(&str, i32, &[&str], &[&str])] = &[
     ("devices --set device.caps.max_mr=7", 0, &["generic + device.caps  <- selected"], &[]),
     ("config", 0, &["queues.credits = 128  [default]", "1..=65535 operations"], &[]),
     ("config --reference", 0, &["[queues]", "credits = 128"], &[]),
+    ("strategies", 0, &["frwr", "fmr", "physical", "built in"], &[]),
+    ("strategies --json", 0, &["\"schema\": 1", "\"plugin\": false"], &[]),
     ("compare --ops 2 --sizes 4KiB", 0, &["software device", "every byte"], &[]),
     // 1: the workload failed
     ("compare --ops 2 --sizes 4KiB --set device.caps.max_mr=2", 1, &["FAILED"],

@@ -30,6 +30,8 @@ pub(super) enum Command {
     Compare(Compare),
     /// List the profiles of the software device, and which one the configuration selects.
     Devices(Devices),
+    /// List the strategies that are linked into this program, plugins included.
+    Strategies(Strategies),
     /// Show every value of the configuration with its origin, meaning and range.
     Config(Config),
 }
@@ -59,7 +61,8 @@ pub(super) struct Compare {
     /// Bytes of one operation [default: those of 4KiB,64KiB,1MiB up to memory.max_payload].
     #[arg(long, value_name = "SIZE", value_delimiter = ',')]
     pub sizes: Vec<String>,
-    /// Operations of each size [default: 1000; with --file, as many as cover it]. A file is always
+    /// Operations of each size [default: 1000, in a debug build 50; with --file, as many as
+    /// cover it]. A file is always
     /// covered whole, also if that takes more.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=OPS_MOST))]
     pub ops: Option<u32>,
@@ -84,6 +87,12 @@ pub(super) struct Devices {
 }
 
 #[derive(Debug, clap::Args)]
+pub(super) struct Strategies {
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  memreg config --set queues.credits=64\n  \
                         MEMREG__QUEUES__CREDITS=64 memreg config --json\n")]
 pub(super) struct Config {
@@ -102,6 +111,7 @@ impl Args {
         let after = match &self.command {
             Command::Compare(c) => &c.common,
             Command::Devices(c) => &c.common,
+            Command::Strategies(c) => &c.common,
             Command::Config(c) => &c.common,
         };
         let mut all = self.common.clone();

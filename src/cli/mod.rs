@@ -9,6 +9,7 @@ mod compare;
 mod devices;
 mod failure;
 mod show_config;
+mod strategies;
 mod table;
 
 use args::{Args, Command, Common};
@@ -73,6 +74,7 @@ fn dispatch(args: &Args) -> Result<Answer, Failure> {
         Command::Config(c) if c.reference => Ok(show_config::reference(common.json)),
         Command::Config(_) => Ok(show_config::run(&load(&common, &[])?, common.json)),
         Command::Devices(_) => devices::run(&load(&common, &[])?.settings, common.json),
+        Command::Strategies(_) => strategies::run(common.json),
         Command::Compare(c) => compare::run(&load(&common, compare::ALSO_USES)?, c, common.json),
     }
 }

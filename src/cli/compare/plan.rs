@@ -169,7 +169,8 @@ fn contenders(candidates: Vec<Candidate>, mut pairs: Pairs) -> Vec<Contender> {
 }
 
 const DEFAULT_SIZES: [u64; 3] = [4 << 10, 64 << 10, 1 << 20];
-const DEFAULT_OPS: u32 = 1000;
+/// A debug build copies bytes some fifty times slower.
+const DEFAULT_OPS: u32 = if cfg!(debug_assertions) { 50 } else { 1000 };
 /// One operation is held in memory several times over.
 const SIZE_MOST: u64 = 1 << 30;
 

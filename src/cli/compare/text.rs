@@ -42,9 +42,10 @@ reclaim; then the same with the peer writing. Counts are per operation, at the o
 
 const FOOTNOTE: &str = "\
 ns: host time of both ends in this process, without filling and comparing the buffers; it cannot be
-compared with hardware. WRs: work requests on the send queue. posts: doorbells. events: completions
-taken. verbs: registration calls, system calls on hardware. keys: granted; then how they ended: by
-LOCAL_INV, by the peer's reply, by deregistration. buffers: three do not join at page boundaries.";
+compared with hardware. buffers: three are three that do not join at page boundaries. WRs: work
+requests on the send queue. posts: doorbells. events: completions taken. verbs: registration calls,
+system calls on hardware. keys: granted; then how they ended: by LOCAL_INV, by the peer's reply, by
+deregistration.";
 
 const FIGURE_HEADERS: [&str; 18] = [
     "device",
