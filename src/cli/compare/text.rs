@@ -37,8 +37,8 @@ const STRATEGY_HEADERS: [&str; 6] =
     ["strategy", "eligible", "verified", "transfers", "bytes", "reason"];
 
 const TITLE: &str = "\
-Cost of one operation on the software device: expose, tell the peer, the peer reads, replies; revoke,
-reclaim; then the same with the peer writing. Counts are per operation, at the owner.";
+Cost of one operation on the software device: expose, tell the peer, the peer reads, replies;
+revoke, reclaim; then the same with the peer writing. Counts are per operation, at the owner.";
 
 const FOOTNOTE: &str = "\
 ns: host time of both ends in this process, without filling and comparing the buffers; it cannot be
