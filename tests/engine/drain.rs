@@ -5,7 +5,7 @@ use memreg_core::device::trace::Call;
 use memreg_core::device::{Verb, WcStatus, errno};
 use memreg_core::drive::connect_pair;
 use memreg_core::transport::error::{ConnectError, DownCause, ReclaimRefusal};
-use memreg_core::transport::{ExposureState, LedgerEvent, NoReply, Reply, State};
+use memreg_core::transport::{ExposureState, KeyEvent, LedgerEvent, NoReply, Reply, State};
 use memreg_core::types::{Grant, Tick};
 use memreg_core::{Disposition, DmaBuf};
 
@@ -85,7 +85,9 @@ fn h_04_h_05_st_12_flushed_keys_stay_live_until_their_mr_is_gone() {
     rig.settle();
     assert!(rig.is_down());
     assert_eq!(rig.owner.stats().regions_leaked_now, 2);
-    let unknown = |l: &&memreg_core::transport::LedgerEntry| l.event == LedgerEvent::Unknown;
+    let unknown = |l: &&memreg_core::transport::LedgerEntry| {
+        matches!(l.event, LedgerEvent::Key { what: KeyEvent::Unknown, .. })
+    };
     assert_eq!(rig.owner.ledger().iter().filter(unknown).count(), 2);
     let refused = rig.owner.reclaim(revoking).unwrap_err();
     assert_eq!(refused.why, ReclaimRefusal::NotFenced { open: 1 }, "H-56");

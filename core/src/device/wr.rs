@@ -360,6 +360,15 @@ impl Wc {
         matches!(self, Wc::Success(_))
     }
 
+    /// How the WR ended.
+    #[must_use]
+    pub fn status(&self) -> WcStatus {
+        match self {
+            Wc::Success(_) => WcStatus::Success,
+            Wc::Error(e) => e.status,
+        }
+    }
+
     /// The cookie of the WR.
     #[must_use]
     pub fn wr_id(&self) -> WrId {

@@ -3,10 +3,10 @@
 
 use crate::device::FastMrKind;
 use crate::engine::exposure::ExposureId;
-use crate::engine::ledger::{Ledger, LedgerEvent, Rule};
+use crate::engine::ledger::{KeyEvent, Ledger, LedgerEvent, Rule};
 use crate::memreg::RegionId;
-use crate::types::{MrId, MwId, Rkey, Tick, WrId};
-use slotmap::SlotMap;
+use crate::types::{MrId, MwId, Rkey, WrId};
+use slotmap::{Key, SlotMap};
 use std::collections::BTreeMap;
 
 /// What a region is made of.
@@ -70,7 +70,6 @@ pub(crate) struct KeyTable {
     by_index: BTreeMap<u32, RegionId>,
     inv_slots: usize,
     pub(crate) ledger: Ledger,
-    pub(crate) now: Tick,
 }
 
 impl KeyTable {
@@ -80,7 +79,6 @@ impl KeyTable {
             by_index: BTreeMap::new(),
             inv_slots: 0,
             ledger: Ledger::new(),
-            now: Tick(0),
         }
     }
 
@@ -101,7 +99,7 @@ impl KeyTable {
             turn: 0,
             exposure: Some(to),
         });
-        self.ledger.write(self.now, id, rkey, LedgerEvent::Granted(None));
+        self.note(id, KeyEvent::Granted { exposure: to.data().as_ffi(), wr: None });
         id
     }
 
@@ -145,43 +143,43 @@ impl KeyTable {
     pub(crate) fn grant(&mut self, id: RegionId, wr: WrId) {
         if let Some(r) = self.regions.get_mut(id) {
             r.state = KeyState::Live;
-            self.ledger.write(self.now, id, r.rkey, LedgerEvent::Granted(Some(wr)));
+            let exposure = r.exposure.unwrap_or_default().data().as_ffi();
+            self.note(id, KeyEvent::Granted { exposure, wr: Some(wr) });
         }
     }
 
     /// Live → Staged: the device refused the WR and the whole chain stays staged.
-    pub(crate) fn take_back(&mut self, id: RegionId) {
+    pub(crate) fn take_back(&mut self, id: RegionId, wr: WrId) {
         if let Some(r) = self.regions.get_mut(id) {
             r.state = KeyState::Staged;
-            let dead = LedgerEvent::Killed(Rule::NeverPosted);
-            self.ledger.write(self.now, id, r.rkey, dead);
+            self.note(id, KeyEvent::Refused(wr));
+            self.note(id, KeyEvent::Killed(Rule::NeverPosted));
         }
     }
 
     /// Live → Invalidating: its LOCAL_INV is about to be handed to the device.
-    pub(crate) fn invalidating(&mut self, id: RegionId) {
+    pub(crate) fn invalidating(&mut self, id: RegionId, wr: WrId) {
         self.change(id, |r| r.state = KeyState::Invalidating);
+        self.note(id, KeyEvent::InvPosted(wr));
     }
 
     /// Invalidating → Live: the device refused the LOCAL_INV.
-    pub(crate) fn not_invalidating(&mut self, id: RegionId) {
+    pub(crate) fn not_invalidating(&mut self, id: RegionId, wr: WrId) {
         self.change(id, |r| r.state = KeyState::Live);
+        self.note(id, KeyEvent::Refused(wr));
     }
 
     /// → Unknown: a WR that changes the key was flushed or failed (rule 3).
     pub(crate) fn unknown(&mut self, id: RegionId) {
         self.change(id, |r| r.state = KeyState::Unknown);
-        if let Some(r) = self.regions.get(id) {
-            self.ledger.write(self.now, id, r.rkey, LedgerEvent::Unknown);
-        }
+        self.note(id, KeyEvent::Unknown);
     }
 
     /// → Dead, by a rule; returns the exposure that it was part of.
     pub(crate) fn kill(&mut self, id: RegionId, rule: Rule) -> Option<ExposureId> {
         let r = self.regions.get(id)?;
-        let was_granted = r.state != KeyState::Staged && r.state != KeyState::Dead;
-        if was_granted {
-            self.ledger.write(self.now, id, r.rkey, LedgerEvent::Killed(rule));
+        if r.state != KeyState::Staged && r.state != KeyState::Dead {
+            self.note(id, KeyEvent::Killed(rule));
         }
         let mut exposure = None;
         self.change(id, |r| {
@@ -189,6 +187,14 @@ impl KeyTable {
             exposure = r.exposure.take();
         });
         exposure
+    }
+
+    /// Writes what happened to a key.
+    pub(crate) fn note(&mut self, region: RegionId, what: KeyEvent) {
+        if let Some(r) = self.regions.get(region) {
+            let (rkey, turn) = (r.rkey, r.turn);
+            self.ledger.write(LedgerEvent::Key { region, rkey, turn, what });
+        }
     }
 
     /// Forgets a dead region: its MR is gone.
@@ -215,6 +221,7 @@ impl KeyTable {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::ledger::LedgerEntry;
 
     fn table() -> (KeyTable, RegionId) {
         let mut t = KeyTable::new();
@@ -232,7 +239,7 @@ mod tests {
         assert_eq!(t.stage(id, E()), None, "staged");
         t.grant(id, WrId(1));
         assert_eq!(t.stage(id, E()), None, "live");
-        t.invalidating(id);
+        t.invalidating(id, WrId(2));
         assert_eq!(t.stage(id, E()), None, "its LOCAL_INV is only queued");
         t.unknown(id);
         assert_eq!(t.stage(id, E()), None, "unknown");
@@ -248,9 +255,9 @@ mod tests {
         assert_eq!(t.inv_slots(), 1);
         t.grant(id, WrId(1));
         assert_eq!(t.inv_slots(), 1);
-        t.invalidating(id);
+        t.invalidating(id, WrId(2));
         assert_eq!(t.inv_slots(), 0);
-        t.not_invalidating(id);
+        t.not_invalidating(id, WrId(2));
         assert_eq!(t.inv_slots(), 1);
         t.kill(id, Rule::RemoteInv);
         assert_eq!(t.inv_slots(), 0);
@@ -278,8 +285,12 @@ mod tests {
         t.grant(id, WrId(7));
         t.unknown(id);
         t.kill(id, Rule::Dereg);
-        let events: Vec<_> = t.ledger.iter().map(|l| l.event).collect();
-        let granted = LedgerEvent::Granted(Some(WrId(7)));
-        assert_eq!(events, [granted, LedgerEvent::Unknown, LedgerEvent::Killed(Rule::Dereg)]);
+        let what = |l: &LedgerEntry| match l.event {
+            LedgerEvent::Key { what, .. } => what,
+            other => panic!("{other:?}"),
+        };
+        let events: Vec<_> = t.ledger.iter().map(what).collect();
+        let granted = KeyEvent::Granted { exposure: E().data().as_ffi(), wr: Some(WrId(7)) };
+        assert_eq!(events, [granted, KeyEvent::Unknown, KeyEvent::Killed(Rule::Dereg)]);
     }
 }

@@ -1,8 +1,15 @@
-//! The fence ledger: every grant of a key and every end of one, in a bounded ring.
+//! The fence ledger: every grant of a key, every end of one, and the evidence, in a bounded ring.
+//!
+//! Key events are written where a key's state changes (`keys`) and nowhere else; evidence (posts, completions, verbs
+//! that succeeded) where the device answered. An auditor that believes only the evidence can so check
+//! every claim of the engine. [`Ledger`] prints as one line an event, without any key's tag.
 
+use crate::device::WcStatus;
 use crate::memreg::RegionId;
-use crate::types::{Rkey, Tick, WrId};
+use crate::types::{Epoch, QpId, Rkey, Tick, WrId};
+use slotmap::Key;
 use std::collections::VecDeque;
+use std::fmt;
 
 /// Why a key is dead: the only ways there are (rule 2).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -25,15 +32,74 @@ pub enum Rule {
     BounceReleased,
 }
 
-/// What happened to a key.
+impl Rule {
+    /// The word that a trace uses.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Rule::LocalInv => "local-inv",
+            Rule::RemoteInv => "remote-inv",
+            Rule::Dereg => "dereg",
+            Rule::Dealloc => "dealloc",
+            Rule::QpDestroyed => "qp-destroyed",
+            Rule::NeverPosted => "never-posted",
+            Rule::BounceReleased => "bounce-released",
+        }
+    }
+}
+
+/// What happened to a key, or what the device did to it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum LedgerEvent {
-    /// From just before its WR was handed to the device (or its verb was called) it counts as live.
-    Granted(Option<WrId>),
-    /// It is dead, by this rule.
-    Killed(Rule),
+pub enum KeyEvent {
+    /// From just before its WR was handed to the device (or its verb was called) it counts as live,
+    /// for this exposure.
+    Granted {
+        /// The exposure.
+        exposure: u64,
+        /// The WR, if it is granted by one.
+        wr: Option<WrId>,
+    },
     /// A WR that changes it was flushed or failed: it counts as live, and its state is not known.
     Unknown,
+    /// It is dead, by this rule.
+    Killed(Rule),
+    /// Evidence: its LOCAL_INV is about to be handed to the device.
+    InvPosted(WrId),
+    /// Evidence: the device refused the WR that grants or invalidates it.
+    Refused(WrId),
+    /// Evidence: a receive WC says that the peer invalidated it.
+    RemoteInv,
+    /// Evidence: its MR was deregistered, or its window deallocated.
+    Ended,
+}
+
+/// What happened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LedgerEvent {
+    /// To one key.
+    Key {
+        /// The region.
+        region: RegionId,
+        /// Its key at that moment.
+        rkey: Rkey,
+        /// Counts the registrations of this region.
+        turn: u32,
+        /// What.
+        what: KeyEvent,
+    },
+    /// Evidence: a completion of the send queue.
+    Completed(WrId, WcStatus),
+    /// A new QP, for this epoch.
+    QpUp(QpId, Epoch),
+    /// Evidence: the QP is destroyed.
+    QpDestroyed(QpId),
+    /// The bytes of an exposure are the program's again.
+    BytesBack {
+        /// The exposure.
+        exposure: u64,
+        /// Bytes of its buffers.
+        bytes: u64,
+    },
 }
 
 /// One line of the ledger.
@@ -43,10 +109,6 @@ pub struct LedgerEntry {
     pub seq: u64,
     /// The latest moment that the transport was told.
     pub at: Tick,
-    /// The region.
-    pub region: RegionId,
-    /// Its key at that moment.
-    pub rkey: Rkey,
     /// What happened.
     pub event: LedgerEvent,
 }
@@ -56,6 +118,7 @@ pub struct LedgerEntry {
 pub struct Ledger {
     lines: VecDeque<LedgerEntry>,
     next: u64,
+    pub(crate) now: Tick,
 }
 
 impl Ledger {
@@ -63,20 +126,63 @@ impl Ledger {
     pub const CAPACITY: usize = 4096;
 
     pub(crate) fn new() -> Ledger {
-        Ledger { lines: VecDeque::with_capacity(Ledger::CAPACITY), next: 0 }
+        Ledger { lines: VecDeque::with_capacity(Ledger::CAPACITY), next: 0, now: Tick(0) }
     }
 
-    pub(crate) fn write(&mut self, at: Tick, region: RegionId, rkey: Rkey, event: LedgerEvent) {
+    pub(crate) fn write(&mut self, event: LedgerEvent) {
         if self.lines.len() == Ledger::CAPACITY {
             self.lines.pop_front();
         }
-        self.lines.push_back(LedgerEntry { seq: self.next, at, region, rkey, event });
+        self.lines.push_back(LedgerEntry { seq: self.next, at: self.now, event });
         self.next += 1;
     }
 
     /// The lines, oldest first.
     pub fn iter(&self) -> impl Iterator<Item = &LedgerEntry> {
         self.lines.iter()
+    }
+}
+
+/// The whole ring as a trace: a header, then one line an event.
+impl fmt::Display for Ledger {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "memreg-trace 1")?;
+        self.iter().try_for_each(|line| writeln!(f, "{line}"))
+    }
+}
+
+/// `seq at event name=value…`; a key is written as index and turn, never with its tag.
+impl fmt::Display for LedgerEntry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} ", self.seq, self.at.0)?;
+        match self.event {
+            LedgerEvent::Key { region, rkey, turn, what } => {
+                let (word, rest) = match what {
+                    KeyEvent::Granted { exposure, wr: None } => {
+                        ("granted", format!(" exposure={exposure}"))
+                    }
+                    KeyEvent::Granted { exposure, wr: Some(wr) } => {
+                        ("granted", format!(" exposure={exposure} wr={}", wr.0))
+                    }
+                    KeyEvent::Unknown => ("unknown", String::new()),
+                    KeyEvent::Killed(rule) => ("killed", format!(" rule={}", rule.word())),
+                    KeyEvent::InvPosted(wr) => ("inv-posted", format!(" wr={}", wr.0)),
+                    KeyEvent::Refused(wr) => ("refused", format!(" wr={}", wr.0)),
+                    KeyEvent::RemoteInv => ("remote-inv", String::new()),
+                    KeyEvent::Ended => ("ended", String::new()),
+                };
+                let region = region.data().as_ffi();
+                write!(f, "{word} region={region} key={:#x}.{turn}{rest}", rkey.index())
+            }
+            LedgerEvent::Completed(wr, status) => {
+                write!(f, "completed wr={} status={}", wr.0, status.to_raw())
+            }
+            LedgerEvent::QpUp(qp, epoch) => write!(f, "qp-up qp={} epoch={}", qp.0, epoch.0),
+            LedgerEvent::QpDestroyed(qp) => write!(f, "qp-destroyed qp={}", qp.0),
+            LedgerEvent::BytesBack { exposure, bytes } => {
+                write!(f, "bytes-back exposure={exposure} bytes={bytes}")
+            }
+        }
     }
 }
 
@@ -87,11 +193,21 @@ mod tests {
     #[test]
     fn ledger_is_bounded_and_says_so_in_the_sequence() {
         let mut l = Ledger::new();
-        let key = Rkey::from_bits(0x100);
-        for i in 0..5000 {
-            l.write(Tick(i), RegionId::default(), key, LedgerEvent::Killed(Rule::Dereg));
+        for _ in 0..5000 {
+            l.write(LedgerEvent::QpDestroyed(QpId(1)));
         }
         assert_eq!(l.iter().count(), Ledger::CAPACITY);
         assert_eq!(l.iter().next().map(|e| e.seq), Some(5000 - Ledger::CAPACITY as u64));
+    }
+
+    #[test]
+    fn trace_never_shows_a_tag() {
+        let mut l = Ledger::new();
+        let what = KeyEvent::Granted { exposure: 7, wr: Some(WrId(9)) };
+        let (region, rkey) = (RegionId::default(), Rkey::from_bits(0x1234_56ab));
+        l.write(LedgerEvent::Key { region, rkey, turn: 3, what });
+        let text = l.to_string();
+        assert!(text.starts_with("memreg-trace 1\n0 0 granted region="), "{text}");
+        assert!(text.contains("key=0x123456.3 exposure=7 wr=9") && !text.contains("ab"), "{text}");
     }
 }

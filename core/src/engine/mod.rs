@@ -27,8 +27,9 @@ use crate::types::{Access, CqId, DeviceId, Epoch, Lkey, MrId, PdId, QpId, Tick, 
 use arena::Arena;
 use exposure::{Buffers, ExposureId, ExposureState, LocalId, Piece, Slots};
 use keys::{KeyTable, RegionKind};
-use ledger::Rule;
+use ledger::{KeyEvent, LedgerEvent, Rule};
 use ring::{RingOp, SendRing};
+use slotmap::Key;
 use smallvec::SmallVec;
 use stats::Stats;
 use std::collections::{BTreeSet, VecDeque};
@@ -171,6 +172,9 @@ impl<D: Device> Engine<D> {
             whole &= self.give_back(piece, Fenced::mint(), &mut back);
         }
         self.stats.fences += 1;
+        let bytes = back.iter().map(|(buf, _)| buf.len() as u64).sum();
+        let exposure = id.data().as_ffi();
+        self.keys.ledger.write(LedgerEvent::BytesBack { exposure, bytes });
         let Some(e) = self.slots.exposures.get_mut(id) else { return };
         e.back = back;
         e.state = if whole { ExposureState::Fenced } else { ExposureState::Held };
@@ -221,6 +225,9 @@ impl<D: Device> Engine<D> {
                 Rule::BounceReleased
             }
         };
+        if rule != Rule::BounceReleased {
+            self.keys.note(region, KeyEvent::Ended);
+        }
         self.closed(region, rule);
         self.keys.remove(region);
         Ok(())

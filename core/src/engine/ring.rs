@@ -114,11 +114,12 @@ impl SendRing {
         (pack(self.epoch, KIND_SEND, seq), signaled)
     }
 
-    /// Takes back the newest entry, which the device refused.
-    pub(crate) fn take_back(&mut self) -> Option<RingOp> {
+    /// Takes back the newest entry, which the device refused, and its cookie.
+    pub(crate) fn take_back(&mut self) -> Option<(RingOp, WrId)> {
         let e = self.entries.pop_back()?;
+        let seq = self.front + self.entries.len() as u64;
         self.unsignaled = self.entries.iter().rev().take_while(|e| !e.signaled).count();
-        Some(e.op)
+        Some((e.op, pack(self.epoch, KIND_SEND, seq)))
     }
 
     /// Whether `seq` (the low bits, as in a cookie) is outstanding; its position from the front.

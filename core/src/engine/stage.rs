@@ -277,7 +277,7 @@ impl<D: Device> Engine<D> {
             (wr.wr_id, wr.signaled) = (wr_id, signaled);
             match op {
                 RingOp::Reg(region, _) => self.keys.grant(region, wr_id),
-                RingOp::Inv(region, _) => self.keys.invalidating(region),
+                RingOp::Inv(region, _) => self.keys.invalidating(region, wr_id),
                 _ => {}
             }
         }
@@ -327,12 +327,13 @@ impl<D: Device> Engine<D> {
 
     /// Undoes the newest ring entry, which the device refused.
     fn take_back_one(&mut self) {
-        match self.ring.take_back() {
-            Some(RingOp::Reg(region, _)) => self.keys.take_back(region),
-            Some(RingOp::Inv(region, _)) => self.keys.not_invalidating(region),
-            Some(RingOp::Send(Some(slot))) => self.send_slots.push(slot),
-            Some(RingOp::Local(id, _)) => self.local_refused(id),
-            Some(RingOp::Send(None) | RingOp::Sentinel) | None => {}
+        let Some((op, wr)) = self.ring.take_back() else { return };
+        match op {
+            RingOp::Reg(region, _) => self.keys.take_back(region, wr),
+            RingOp::Inv(region, _) => self.keys.not_invalidating(region, wr),
+            RingOp::Send(Some(slot)) => self.send_slots.push(slot),
+            RingOp::Local(id, _) => self.local_refused(id),
+            RingOp::Send(None) | RingOp::Sentinel => {}
         }
     }
 

@@ -4,7 +4,7 @@ use super::error::DownCause;
 use super::{State, Transport};
 use crate::device::{AsyncEvent, Device, DeviceError, Wc, WcError, WcSuccess};
 use crate::engine::exposure::LocalId;
-use crate::engine::ledger::Rule;
+use crate::engine::ledger::{KeyEvent, LedgerEvent, Rule};
 use crate::engine::ring::{Cookie, RingOp, decode};
 use crate::error::Bug;
 use crate::memreg::{Event, MemReg, RegionId};
@@ -45,7 +45,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     /// # Cost
     /// No system call on the fast path, no allocation.
     pub fn poll(&mut self, now: Tick) -> Result<Progress, DeviceError> {
-        self.eng.keys.now = self.eng.keys.now.max(now);
+        self.eng.keys.ledger.now = self.eng.keys.ledger.now.max(now);
         let (fences, posts) = (self.eng.stats.fences, self.eng.stats.posts);
         self.take_events();
         let polled = self.take_completions();
@@ -117,7 +117,11 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     fn route(&mut self, wc: &Wc) {
         match (decode(self.eng.epoch, wc.wr_id()), wc) {
             (Some(Cookie::Send(seq)), _) => match self.eng.ring.position(seq) {
-                Some(ahead) => self.retire(ahead, wc),
+                Some(ahead) => {
+                    let (id, status) = (wc.wr_id(), wc.status());
+                    self.eng.keys.ledger.write(LedgerEvent::Completed(id, status));
+                    self.retire(ahead, wc);
+                }
                 None => self.stale(wc),
             },
             (Some(Cookie::Recv(slot)), Wc::Success(s)) => self.received(slot, s),
@@ -208,6 +212,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         match self.eng.keys.live_by_key(rkey) {
             Some(region) => {
                 self.eng.stats.remote_invalidations += 1;
+                self.eng.keys.note(region, KeyEvent::RemoteInv);
                 self.eng.closed(region, Rule::RemoteInv);
                 self.eng.events.push_back((region, Event::RemoteInvalidated));
             }

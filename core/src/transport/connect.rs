@@ -9,6 +9,7 @@ use crate::engine::arena::Arena;
 use crate::engine::control::{Ctl, Scope};
 use crate::engine::exposure::Slots;
 use crate::engine::keys::{KeyState, KeyTable};
+use crate::engine::ledger::LedgerEvent;
 use crate::engine::ring::SendRing;
 use crate::engine::stats::Stats;
 use crate::error::ApiMisuse;
@@ -133,6 +134,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         // A device may grant more; what was planned is what is used.
         eng.ring = SendRing::new(got.max_send_wr.min(ask.max_send_wr), eng.epoch);
         eng.max_inline = got.max_inline_data;
+        eng.keys.ledger.write(LedgerEvent::QpUp(qp, eng.epoch));
         eng.device.qp_to_init(qp)?;
         self.messages.reset(&mut self.eng);
         let want = self.eng.limits.regions_per_request as usize;

@@ -5,7 +5,7 @@ use super::{State, Transport};
 use crate::device::{Device, WcError, WcStatus, WrOp};
 use crate::engine::exposure::{ExposureState, LocalId};
 use crate::engine::keys::{KeyState, RegionKind};
-use crate::engine::ledger::Rule;
+use crate::engine::ledger::{LedgerEvent, Rule};
 use crate::engine::ring::RingOp;
 use crate::engine::stage::empty_payload;
 use crate::memreg::{Event, MemReg, RegionId};
@@ -26,7 +26,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         }
         self.state = State::Draining;
         self.cause = Some(cause);
-        self.drain_until = Some(self.eng.keys.now.after(self.drain_limit_ns));
+        self.drain_until = Some(self.eng.keys.ledger.now.after(self.drain_limit_ns));
         while let Some(&id) = self.eng.staged.first() {
             self.eng.unstage(id);
         }
@@ -56,7 +56,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         }
         if self.sentinel_seen {
             self.finish_drain();
-        } else if self.drain_until.is_some_and(|t| self.eng.keys.now >= t) {
+        } else if self.drain_until.is_some_and(|t| self.eng.keys.ledger.now >= t) {
             let outstanding = self.eng.ring.outstanding();
             tracing::warn!(outstanding, "not drained within the limit; destroying the QP");
             self.eng.stats.drains_forced += 1;
@@ -125,7 +125,10 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         if let Some(qp) = self.eng.qp {
             let destroyed = self.eng.device.destroy_qp(qp);
             match self.eng.released(destroyed) {
-                Ok(()) => self.eng.qp = None,
+                Ok(()) => {
+                    self.eng.qp = None;
+                    self.eng.keys.ledger.write(LedgerEvent::QpDestroyed(qp));
+                }
                 Err(e) => {
                     tracing::error!(qp = qp.0, error = %e, "QP not destroyed; memory is kept")
                 }

@@ -54,7 +54,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
 
     /// Called by `poll`: takes back what was exposed longer than asked.
     pub(super) fn end_leases(&mut self) {
-        let now = self.eng.keys.now;
+        let now = self.eng.keys.ledger.now;
         if self.state != State::Up || self.eng.next_lease.is_none_or(|t| now < t) {
             return;
         }

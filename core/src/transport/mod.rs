@@ -23,7 +23,7 @@ mod lease;
 mod local;
 
 pub use crate::engine::exposure::{Buffers, Exposed, ExposureState, LocalOp, RemoteAccess};
-pub use crate::engine::ledger::{Ledger, LedgerEntry, LedgerEvent, Rule};
+pub use crate::engine::ledger::{KeyEvent, Ledger, LedgerEntry, LedgerEvent, Rule};
 pub use crate::engine::stats::Stats;
 pub use complete::Progress;
 pub use connect::OpenOptions;

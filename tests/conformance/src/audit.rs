@@ -4,7 +4,7 @@ use crate::verdict::{Verdict, ensure, ensure_eq};
 use memreg_core::device::Device;
 use memreg_core::device::sim::SimDevice;
 use memreg_core::memreg::RegionId;
-use memreg_core::transport::{Ledger, LedgerEvent};
+use memreg_core::transport::{KeyEvent, Ledger, LedgerEvent};
 use memreg_core::{MemReg, Transport};
 use std::collections::BTreeMap;
 
@@ -83,17 +83,18 @@ fn every_grant_has_one_end(ledger: &Ledger) -> Verdict {
     let mut open: BTreeMap<(RegionId, u32), usize> = BTreeMap::new();
     let whole = ledger.iter().next().is_none_or(|l| l.seq == 0);
     for line in ledger.iter() {
-        let key = (line.region, line.rkey.to_bits());
-        match line.event {
-            LedgerEvent::Granted(_) => {
+        let LedgerEvent::Key { region, rkey, what, .. } = line.event else { continue };
+        let key = (region, rkey.to_bits());
+        match what {
+            KeyEvent::Granted { .. } => {
                 ensure!(!open.contains_key(&key), "ledger line {}: a live key granted", line.seq);
                 open.insert(key, line.seq as usize);
             }
-            LedgerEvent::Killed(_) => {
+            KeyEvent::Killed(_) => {
                 let was = open.remove(&key);
                 ensure!(!whole || was.is_some(), "ledger line {}: a dead key ended", line.seq);
             }
-            LedgerEvent::Unknown => {}
+            _ => {}
         }
     }
     ensure!(open.is_empty(), "{} keys are live at the end", open.len());
