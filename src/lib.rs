@@ -45,6 +45,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod audit;
 pub mod cli;
 mod open;
 

@@ -141,6 +141,9 @@ impl<S: MemReg> Rig<S> {
         let (s, c) = (self.owner.stats(), self.node.counters());
         assert_eq!((s.exposures_now, s.bytes_leaked, s.regions_leaked_now), (0, 0, 0));
         assert_eq!((c.fast_mrs_valid, c.mapped_ranges, c.iommu_faults), (0, 2, 0));
+        let audit = memreg::audit::audit(&self.owner.ledger().to_string()).unwrap();
+        assert!(audit.violations.is_empty(), "{audit}");
+        assert_eq!(audit.live, 0, "{audit}");
     }
 }
 
