@@ -163,8 +163,9 @@ pub trait Control {
     /// dead.
     fn alloc_region(&mut self, depth: u32, kind: FastMrKind) -> Result<RegionId, DeviceError>;
 
-    /// Makes a type-2 window for [`WrBatch::register`]; its key is dead. It covers a contiguous range of
-    /// one segment. Windows are made after the QP that they are bound on: without one, `EAGAIN`.
+    /// Makes a type-2 window for [`WrBatch::register`]; its key is dead. It covers a contiguous
+    /// range of one segment. Windows are made after the QP that they are bound on: without one,
+    /// `EAGAIN`.
     fn alloc_window(&mut self) -> Result<RegionId, DeviceError>;
 
     /// In `map`: registers `bytes` with the rights of the exposure as an ordinary MR. The key is

@@ -104,7 +104,8 @@ impl Checker {
             }
             (Some(key), event) => {
                 let Some(&i) = self.open.get(key) else {
-                    // Evidence about a key whose grant was dropped proves nothing and harms nothing.
+                    // Evidence about a key whose grant was dropped proves nothing and harms
+                    // nothing.
                     if self.audit.complete && !matches!(event, Event::Ended) {
                         self.wrong(line, format!("{event:?} of key {} that is not live", key.key));
                     }

@@ -1,8 +1,9 @@
 //! The fence ledger: every grant of a key, every end of one, and the evidence, in a bounded ring.
 //!
-//! Key events are written where a key's state changes (`keys`) and nowhere else; evidence (posts, completions, verbs
-//! that succeeded) where the device answered. An auditor that believes only the evidence can so check
-//! every claim of the engine. [`Ledger`] prints as one line an event, without any key's tag.
+//! Key events are written where a key's state changes (`keys`) and nowhere else; evidence (posts,
+//! completions, verbs that succeeded) where the device answered. An auditor that believes only the
+//! evidence can so check every claim of the engine. [`Ledger`] prints as one line an event, without
+//! any key's tag.
 
 use crate::device::WcStatus;
 use crate::memreg::RegionId;

@@ -233,7 +233,8 @@ impl<D: Device> Engine<D> {
         Ok(())
     }
 
-    /// A region of the pool that the engine ends by itself: the strategy hears that it must be rebuilt.
+    /// A region of the pool that the engine ends by itself: the strategy hears that it must be
+    /// rebuilt.
     pub(crate) fn end_region_and_tell(
         &mut self,
         region: RegionId,
@@ -253,7 +254,8 @@ impl<D: Device> Engine<D> {
         self.released(ended)
     }
 
-    /// The outcome of a release: an object of a removed device is released whatever the device says.
+    /// The outcome of a release: an object of a removed device is released whatever the device
+    /// says.
     pub(crate) fn released(&mut self, r: Result<(), DeviceError>) -> Result<(), DeviceError> {
         match r {
             Err(e) if self.gone && e.kind() == DeviceErrorKind::Gone => {

@@ -82,7 +82,8 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         self.state = State::Down(cause);
     }
 
-    /// Ends every window, free ones too: none may be bound on another QP than the one it was made after.
+    /// Ends every window, free ones too: none may be bound on another QP than the one it was made
+    /// after.
     pub(super) fn destroy_windows(&mut self) {
         for (region, state) in self.windows() {
             let ended = match state {
@@ -96,7 +97,8 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         }
     }
 
-    /// Windows that would not be deallocated: their keys died with the QP (rule 2). The objects are lost.
+    /// Windows that would not be deallocated: their keys died with the QP (rule 2). The objects are
+    /// lost.
     pub(super) fn bury_windows(&mut self) {
         for (region, state) in self.windows() {
             self.eng.closed(region, Rule::QpDestroyed);
