@@ -305,6 +305,10 @@ caps! {
         "bytes of one MR";
     "max_qp_wr", int(1, 1 << 20, "WRs"), "16384",
         "WRs of one send or receive queue";
+    "wide_sge", int(0, 1024, "SGEs"), "0",
+        "SGEs above which a queue has room for max_qp_wr_wide WRs only; 0 = no such limit";
+    "max_qp_wr_wide", int(1, 1 << 20, "WRs"), "16384",
+        "WRs of one queue whose WRs have more than wide_sge SGEs";
     "max_cqe", int(1, 1 << 24, "entries"), "65536",
         "entries of one CQ";
     "max_sge", int(1, 1024, "SGEs"), "16",

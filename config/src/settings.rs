@@ -173,6 +173,8 @@ caps_override! {
     max_mr: u32,
     max_mr_size: u64,
     max_qp_wr: u32,
+    wide_sge: u32,
+    max_qp_wr_wide: u32,
     max_cqe: u32,
     max_sge: u32,
     max_sge_rd: u32,

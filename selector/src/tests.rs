@@ -17,6 +17,7 @@ const NO_FRWR: Caps = Caps {
     max_sge_rd: 4,
     max_inline_data: 0,
     page_size: 4096,
+    ..Caps::GENERIC
 };
 
 fn pick(caps: &Caps, name: &str) -> Result<Choice, SelectError> {

@@ -75,24 +75,38 @@ fn text(devices: &[Device]) -> String {
         let _ = writeln!(out, "\n{}{mark}\n    {}", d.profile, d.about);
         let _ = writeln!(out, "    source of the numbers: {}", d.source);
     }
+    for group in devices.chunks(PROFILES_A_TABLE) {
+        out.push('\n');
+        out.push_str(&table(group));
+    }
+    out
+}
+
+/// Attributes of a few devices side by side.
+fn table(devices: &[Device]) -> String {
     let mut headers = vec!["attribute"];
     headers.extend(devices.iter().map(|d| d.profile.as_str()));
     let names = devices.first().map(|d| d.attributes.keys()).into_iter().flatten();
     let rows: Vec<Vec<String>> = names
         .map(|name| {
-            let cell = |d: &Device| d.attributes.get(name).map(Value::to_string);
-            let cells = devices.iter().map(|d| cell(d).unwrap_or_default());
+            let cells = devices.iter().map(|d| match d.attributes.get(name) {
+                Some(Value::String(text)) => text.clone(),
+                Some(value) => value.to_string(),
+                None => String::new(),
+            });
             std::iter::once(name.clone()).chain(cells).collect()
         })
         .collect();
-    out.push('\n');
-    out.push_str(&layout(&headers, &rows, 1));
-    out
+    layout(&headers, &rows, 1)
 }
+
+/// As many as fit a terminal's width.
+const PROFILES_A_TABLE: usize = 4;
 
 /// The attributes by name. Taken apart in full, so that a new one cannot be forgotten here.
 pub(super) fn attributes(caps: &Caps) -> Map<String, Value> {
     let Caps {
+        transport,
         mem_mgt_extensions,
         sg_gaps,
         max_fast_reg_page_list_len,
@@ -101,13 +115,16 @@ pub(super) fn attributes(caps: &Caps) -> Map<String, Value> {
         max_mr,
         max_mr_size,
         max_qp_wr,
+        wide_sge,
+        max_qp_wr_wide,
         max_cqe,
         max_sge,
         max_sge_rd,
         max_inline_data,
         page_size,
     } = caps.clone();
-    let list: [(&str, Value); 13] = [
+    let list: [(&str, Value); 16] = [
+        ("transport", transport.to_string().into()),
         ("mem_mgt_extensions", mem_mgt_extensions.into()),
         ("sg_gaps", sg_gaps.into()),
         ("max_fast_reg_page_list_len", max_fast_reg_page_list_len.into()),
@@ -116,6 +133,8 @@ pub(super) fn attributes(caps: &Caps) -> Map<String, Value> {
         ("max_mr", max_mr.into()),
         ("max_mr_size", max_mr_size.into()),
         ("max_qp_wr", max_qp_wr.into()),
+        ("wide_sge", wide_sge.into()),
+        ("max_qp_wr_wide", max_qp_wr_wide.into()),
         ("max_cqe", max_cqe.into()),
         ("max_sge", max_sge.into()),
         ("max_sge_rd", max_sge_rd.into()),

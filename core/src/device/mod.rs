@@ -12,7 +12,7 @@ pub mod trace;
 mod wr;
 
 pub use any::AnyDevice;
-pub use caps::Caps;
+pub use caps::{Caps, TransportKind};
 pub use error::{DeviceError, DeviceErrorKind, LimitInfo, PostError, Verb, errno};
 pub use wr::{
     PageEntry, Payload, QpState, RecvWr, Sge, Span, Wc, WcError, WcStatus, WcSuccess, Wr, WrChain,
