@@ -5,7 +5,7 @@
 
 use super::{
     AsyncEvent, Caps, Device, DeviceError, Endpoint, FastMrKind, MrKeys, MwKeys, PostError, QpCaps,
-    QpState, RecvWr, Verb, Wc, WrChain, sealed,
+    QpState, RecvWr, RtsAttrs, Verb, Wc, WrChain, sealed,
 };
 use crate::mem::{ExposedBytes, Fenced, Unmapped};
 use crate::types::{Access, CqId, DeviceId, DmaAddr, MrId, MwId, PdId, QpId};
@@ -288,9 +288,9 @@ impl<D: Device> Device for Faulty<D> {
         self.inner.endpoint(qp)
     }
 
-    fn qp_to_rts(&self, qp: QpId, peer: Endpoint) -> Result<(), DeviceError> {
+    fn qp_to_rts(&self, qp: QpId, peer: Endpoint, attrs: RtsAttrs) -> Result<(), DeviceError> {
         self.gate(Verb::ModifyQp)?;
-        self.inner.qp_to_rts(qp, peer)
+        self.inner.qp_to_rts(qp, peer, attrs)
     }
 
     fn qp_to_err(&self, qp: QpId) -> Result<(), DeviceError> {

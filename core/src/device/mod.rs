@@ -52,6 +52,26 @@ pub struct Endpoint {
     pub epoch: Epoch,
 }
 
+/// How a QP is connected, apart from the peer.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct RtsAttrs {
+    /// How often a message is tried again that found no receive at the peer: 0..=6 times, or 7 for
+    /// without end.
+    pub rnr_retry: u8,
+}
+
+impl RtsAttrs {
+    /// The value of `rnr_retry` that means without end.
+    pub const RNR_RETRY_FOREVER: u8 = 7;
+}
+
+impl Default for RtsAttrs {
+    /// Tries again without end.
+    fn default() -> RtsAttrs {
+        RtsAttrs { rnr_retry: RtsAttrs::RNR_RETRY_FOREVER }
+    }
+}
+
 /// An MR and its keys.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MrKeys {
@@ -141,7 +161,7 @@ pub trait Device: sealed::Sealed + Send {
     fn endpoint(&self, qp: QpId) -> Result<Endpoint, DeviceError>;
 
     /// INIT → RTR → RTS towards `peer`.
-    fn qp_to_rts(&self, qp: QpId, peer: Endpoint) -> Result<(), DeviceError>;
+    fn qp_to_rts(&self, qp: QpId, peer: Endpoint, attrs: RtsAttrs) -> Result<(), DeviceError>;
 
     /// Any state → ERR: everything posted is flushed.
     fn qp_to_err(&self, qp: QpId) -> Result<(), DeviceError>;
@@ -150,7 +170,7 @@ pub trait Device: sealed::Sealed + Send {
     fn qp_state(&self, qp: QpId) -> Result<QpState, DeviceError>;
 
     /// Ends a QP. Afterwards no WR of it runs and no peer reaches memory through it; WCs still
-    /// queued are dropped.
+    /// queued are dropped. End the windows that are bound on it first.
     fn destroy_qp(&self, qp: QpId) -> Result<(), DeviceError>;
 
     /// Lends the device the bytes. `home` is the address they had before on this device, if any;

@@ -3,7 +3,7 @@
 
 use super::{
     AsyncEvent, Caps, Device, DeviceError, Endpoint, FastMrKind, MrKeys, MwKeys, PostError, QpCaps,
-    QpState, RecvWr, Wc, Wr, WrChain, sealed,
+    QpState, RecvWr, RtsAttrs, Wc, Wr, WrChain, sealed,
 };
 use crate::mem::{ExposedBytes, Fenced, Unmapped};
 use crate::types::{Access, CqId, DeviceId, DmaAddr, MrId, MwId, PdId, QpId};
@@ -132,8 +132,8 @@ impl<D: Device> Device for Traced<D> {
         self.inner.endpoint(qp)
     }
 
-    fn qp_to_rts(&self, qp: QpId, peer: Endpoint) -> Result<(), DeviceError> {
-        self.inner.qp_to_rts(qp, peer)
+    fn qp_to_rts(&self, qp: QpId, peer: Endpoint, attrs: RtsAttrs) -> Result<(), DeviceError> {
+        self.inner.qp_to_rts(qp, peer, attrs)
     }
 
     fn qp_to_err(&self, qp: QpId) -> Result<(), DeviceError> {

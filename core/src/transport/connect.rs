@@ -3,7 +3,7 @@
 use super::error::{ConnectError, DownCause, OpenError};
 use super::exchange::Messages;
 use super::{State, Transport};
-use crate::device::{Caps, Device, DeviceError, Endpoint, QpCaps, WrChain};
+use crate::device::{Caps, Device, DeviceError, Endpoint, QpCaps, RtsAttrs, WrChain};
 use crate::engine::Engine;
 use crate::engine::arena::Arena;
 use crate::engine::control::{Ctl, Scope};
@@ -27,11 +27,14 @@ pub struct OpenOptions {
     pub ask: Ask,
     /// How long a drain waits for the sentinel before it destroys the QP, in nanoseconds.
     pub drain_limit_ns: u64,
+    /// How often a message is tried again that found no receive at the peer; 7 = without end.
+    pub rnr_retry: u8,
 }
 
 impl Default for OpenOptions {
     fn default() -> OpenOptions {
-        OpenOptions { ask: Ask::default(), drain_limit_ns: 5_000_000_000 }
+        let rnr_retry = RtsAttrs::default().rnr_retry;
+        OpenOptions { ask: Ask::default(), drain_limit_ns: 5_000_000_000, rnr_retry }
     }
 }
 
@@ -101,6 +104,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             cause: None,
             sentinel_seen: false,
             drain_limit_ns: options.drain_limit_ns,
+            rnr_retry: options.rnr_retry,
             wcs: Vec::with_capacity(64),
         };
         if t.eng.limits.arena_bytes > 0 {
@@ -170,7 +174,8 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             self.poison(DownCause::Post(e));
             return Err(e.into());
         }
-        if let Err(e) = self.eng.device.qp_to_rts(qp, peer) {
+        let attrs = RtsAttrs { rnr_retry: self.rnr_retry };
+        if let Err(e) = self.eng.device.qp_to_rts(qp, peer, attrs) {
             self.poison(DownCause::Device(e));
             return Err(e.into());
         }

@@ -74,6 +74,7 @@ pub struct Transport<D: Device, S: MemReg> {
     cause: Option<DownCause>,
     sentinel_seen: bool,
     drain_limit_ns: u64,
+    rnr_retry: u8,
     wcs: Vec<crate::device::Wc>,
 }
 

@@ -55,7 +55,8 @@ impl<S: MemReg> Pair<S> {
         let most = (memreg_core::memreg::MAX_REGIONS * Segment::WIRE_LEN) as u32;
         let max_message_bytes = ask.max_message_bytes.max(most);
         let ask = Ask { max_message_bytes, ..*ask };
-        let options = OpenOptions { ask, drain_limit_ns: DRAIN_LIMIT_NS };
+        let drain_limit_ns = DRAIN_LIMIT_NS;
+        let options = OpenOptions { ask, drain_limit_ns, ..OpenOptions::default() };
         let mut owner = Transport::open(owner, strategy, &options).because("opening the owner")?;
         let mut peer = Transport::open(peer, Initiator, &options).because("opening the peer")?;
         let books = Books::open(owner.device().inner(), peer.device().inner());

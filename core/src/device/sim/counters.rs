@@ -19,6 +19,10 @@ pub struct SimCounters {
     pub fast_mrs: u64,
     /// Gauge: MRs for fast registration whose key is valid.
     pub fast_mrs_valid: u64,
+    /// Gauge: windows.
+    pub mws: u64,
+    /// Gauge: windows that are bound.
+    pub mws_bound: u64,
     /// Gauge: mapped ranges.
     pub mapped_ranges: u64,
     /// Gauge: mapped bytes.
@@ -30,6 +34,10 @@ pub struct SimCounters {
     pub alloc_mr_calls: u64,
     /// Calls of `dereg_mr` that ended an MR.
     pub dereg_mr_calls: u64,
+    /// Calls of `alloc_mw`, those that were refused too.
+    pub alloc_mw_calls: u64,
+    /// Calls of `dealloc_mw` that ended a window.
+    pub dealloc_mw_calls: u64,
     /// Calls of `post_send` that put at least one WR in the queue: doorbells.
     pub send_doorbells: u64,
     /// Calls of `post_recv` that put at least one receive in the queue.
@@ -53,6 +61,8 @@ pub struct SimCounters {
     pub rdma_reads: u64,
     /// REG_MRs that succeeded.
     pub reg_mrs: u64,
+    /// BIND_MWs that succeeded.
+    pub binds: u64,
     /// LOCAL_INVs that succeeded.
     pub local_invs: u64,
     /// Keys that a peer's message invalidated.
@@ -74,7 +84,7 @@ pub struct SimCounters {
     pub bytes_received: u64,
     /// Copies between two stretches of memory that this node's WRs took.
     pub copies: u64,
-    /// Remote accesses refused: key, range, right or PD.
+    /// Remote accesses refused: key, range, right, PD or QP.
     pub remote_refusals: u64,
     /// Accesses to memory that is not mapped, local and remote.
     pub iommu_faults: u64,

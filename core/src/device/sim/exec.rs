@@ -4,16 +4,19 @@ use super::cq::{Cqe, Pushed, Retires};
 use super::fabric::{At, Scratch, State};
 use super::iommu::{self, Sink};
 use super::mr::{Reach, Registration};
+use super::mw::Bind;
 use super::node::{Life, Node};
 use super::qp::{Qp, Work, Wqe};
 use super::syndrome::Syndrome;
-use crate::device::{AsyncEvent, QpState, RecvWr, Wc, WcError, WcStatus, WcSuccess};
+use crate::device::{AsyncEvent, QpState, RecvWr, RtsAttrs, Wc, WcError, WcStatus, WcSuccess};
 use crate::types::{Access, CqId, QpId, Rkey, WrId};
 
 /// Why a WR did not succeed in this step.
 enum Stop {
     /// It waits for the peer.
     Wait,
+    /// It has used up one of its retries.
+    Retry,
     /// It failed, and its QP with it.
     Fail(WcStatus, Syndrome),
 }
@@ -43,11 +46,12 @@ impl State {
             Work::Read { addr, rkey } => self.read(at, wqe, addr, rkey, scratch),
             Work::Register(reg) => self.register(at, wqe, reg),
             Work::Invalidate(rkey) => self.local_inv(at, rkey),
-            Work::Bind => Err(Stop::Fail(WcStatus::LocQpOpErr, Syndrome::Flushed)),
+            Work::Bind(bind) => self.bind(at, bind),
         };
         let (id, qp) = self.nodes[at.node].qps.at_mut(at.qp);
         match result {
             Err(Stop::Wait) => return false,
+            Err(Stop::Retry) => {}
             Ok(byte_len) => {
                 qp.sq.pop();
                 if wqe.signaled {
@@ -95,15 +99,11 @@ impl State {
         let total = self.gather(at, wqe, Access::empty(), s)?;
         let to = self.peer_of(at)?;
         let (peer_id, peer) = self.nodes[to.node].qps.at(to.qp);
-        let recv = *peer.rq.work.front().ok_or(Stop::Wait)?;
+        let Some(recv) = peer.rq.work.front().copied() else { return Err(self.not_ready(at)) };
         self.check_receive(to, &recv, total, s)?;
         let node = &mut self.nodes[to.node];
-        let (_, peer) = node.qps.at_mut(to.qp);
-        let refused = match invalidate {
-            Some(rkey) => node.mrs.invalidate(peer.pd, rkey, true).err(),
-            None => None,
-        };
-        peer.rq.work.pop_front();
+        let refused = invalidate.and_then(|rkey| node.invalidate(to.qp, rkey, true).err());
+        node.qps.at_mut(to.qp).1.rq.work.pop_front();
         // The sender has been acknowledged either way: the invalidation is the owner's affair.
         let counters = &mut self.nodes[at.node].counters;
         counters.sends += 1;
@@ -124,6 +124,16 @@ impl State {
         let wc = WcSuccess { wr_id: recv.wr_id, qp, byte_len: total, invalidated: invalidate };
         self.complete(to, Wc::Success(wc), Retires::Recv);
         Ok(total)
+    }
+
+    /// What becomes of a SEND that has found no receive.
+    fn not_ready(&mut self, at: At) -> Stop {
+        let (_, qp) = self.nodes[at.node].qps.at_mut(at.qp);
+        match qp.attrs.rnr_retry {
+            RtsAttrs::RNR_RETRY_FOREVER => Stop::Wait,
+            limit if qp.sq.try_again(limit) => Stop::Retry,
+            _ => Stop::Fail(WcStatus::RnrRetryExcErr, Syndrome::NoReceive),
+        }
     }
 
     /// RDMA WRITE.
@@ -180,11 +190,20 @@ impl State {
         Ok(0)
     }
 
+    /// BIND_MW.
+    fn bind(&mut self, at: At, bind: Bind) -> Result<u32, Stop> {
+        let node = &mut self.nodes[at.node];
+        let (id, qp) = node.qps.at(at.qp);
+        let done = node.mws.bind(&node.mrs, (QpId(id), qp.pd), bind);
+        done.map_err(|why| Stop::Fail(WcStatus::MwBindErr, why))?;
+        node.counters.binds += 1;
+        Ok(0)
+    }
+
     /// LOCAL_INV.
     fn local_inv(&mut self, at: At, rkey: Rkey) -> Result<u32, Stop> {
         let node = &mut self.nodes[at.node];
-        let (_, qp) = node.qps.at(at.qp);
-        let done = node.mrs.invalidate(qp.pd, rkey, false);
+        let done = node.invalidate(at.qp, rkey, false);
         done.map_err(|why| Stop::Fail(WcStatus::LocQpOpErr, why))?;
         node.counters.local_invs += 1;
         Ok(0)
@@ -249,11 +268,12 @@ impl State {
             return Ok(());
         }
         let node = &mut self.nodes[to.node];
-        let (id, qp) = node.qps.at_mut(to.qp);
+        let (_, qp) = node.qps.at(to.qp);
         let ask = Reach { pd: qp.pd, need, addr, len: u64::from(len) };
-        let Err(why) = node.mrs.reach_remote(&node.iommu, rkey, ask, &mut s.remote) else {
+        let Err(why) = node.reach_remote(to.qp, rkey, ask, &mut s.remote) else {
             return Ok(());
         };
+        let (id, qp) = node.qps.at_mut(to.qp);
         qp.state = QpState::Err;
         qp.events.push_back(AsyncEvent::QpFatal(QpId(id)));
         if why == Syndrome::NotMapped {

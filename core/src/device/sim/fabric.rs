@@ -15,8 +15,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// # Divergence
 /// - A WR runs whole in its step, at both ends; a real one takes many packets, and a peer may see
 ///   part of a write before its end.
-/// - There is no time: a WR that waits for the peer's receive, or for the peer's QP to be
-///   connected, waits until that happens, and waiting never uses up the retries.
+/// - There is no time: a WR that waits for the peer's QP to be connected waits until that happens.
+///   A SEND that finds no receive at the peer uses up one of its RNR retries in each step; with
+///   retries without end it waits, and waiting is not progress.
 /// - The death of a process, the removal of a device and the end of a QP are told to the QPs
 ///   connected to it ([`AsyncEvent::PeerGone`]), as a connection manager tells of a disconnect.
 #[derive(Clone, Debug)]
@@ -128,6 +129,7 @@ impl State {
         dead.cqs.clear();
         dead.qps.clear();
         dead.mrs.clear();
+        dead.mws.clear();
         dead.iommu.clear();
     }
 
@@ -138,6 +140,7 @@ impl State {
         }
         self.leave(node, Life::Unplugged);
         let gone = &mut self.nodes[node];
+        gone.mws.free_all();
         for i in 0..gone.qps.len() {
             let (_, qp) = gone.qps.at_mut(i);
             qp.state = QpState::Err;

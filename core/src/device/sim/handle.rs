@@ -5,7 +5,7 @@ use super::fabric::{Fabric, State, gone};
 use super::node::{Life, Node};
 use crate::device::{
     AsyncEvent, Caps, Device, DeviceError, Endpoint, FastMrKind, MrKeys, MwKeys, PostError, QpCaps,
-    QpState, RecvWr, Verb, Wc, WrChain, errno, sealed,
+    QpState, RecvWr, RtsAttrs, Verb, Wc, WrChain, errno, sealed,
 };
 use crate::mem::{ExposedBytes, Fenced, Unmapped};
 use crate::types::{Access, CqId, DeviceId, DmaAddr, MrId, MwId, PdId, QpId};
@@ -150,8 +150,8 @@ impl Device for SimDevice {
         self.live(Verb::QueryQp, |n| n.endpoint(self.node as u64, qp))
     }
 
-    fn qp_to_rts(&self, qp: QpId, peer: Endpoint) -> Result<(), DeviceError> {
-        self.live(Verb::ModifyQp, |n| n.qp_to_rts(qp, peer))
+    fn qp_to_rts(&self, qp: QpId, peer: Endpoint, attrs: RtsAttrs) -> Result<(), DeviceError> {
+        self.live(Verb::ModifyQp, |n| n.qp_to_rts(qp, peer, attrs))
     }
 
     fn qp_to_err(&self, qp: QpId) -> Result<(), DeviceError> {

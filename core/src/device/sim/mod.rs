@@ -1,7 +1,7 @@
 //! The software device: an in-process RDMA fabric, deterministic and without hardware.
 //!
 //! ```text
-//! SimDevice (handle) ──► Fabric ──► node: PDs, CQs, QPs, MRs, mapped ranges
+//! SimDevice (handle) ──► Fabric ──► node: PDs, CQs, QPs, MRs, windows, mapped ranges
 //!                          └─ step: each QP with work runs one WR, in the order of node and QP
 //! ```
 //! It behaves as InfiniBand says where that can be told from outside: queue slots, order, statuses,
@@ -10,9 +10,10 @@
 //! [`fault`](super::fault) wraps it.
 //!
 //! # Divergence
-//! - A SEND whose peer has no receive posted waits without limit (RNR retry without end).
-//! - One receive has one SGE; a QP has one CQ for both queues; there are no windows, no atomics and
-//!   no shared receive queues.
+//! - A SEND whose peer has no receive posted is tried again in the next step; a real device waits
+//!   as long as the receiver has asked for.
+//! - One receive has one SGE; a QP has one CQ for both queues; windows are of type 2B only; there
+//!   are no atomics and no shared receive queues.
 //! - A SEND_WITH_INV whose key is refused delivers no byte; on real devices the receive's memory is
 //!   undefined.
 //! - A receive's slot is free once its WC is polled; some devices free it when the message arrives.
@@ -25,6 +26,7 @@ mod fabric;
 mod handle;
 mod iommu;
 mod mr;
+mod mw;
 mod node;
 pub mod profile;
 mod qp;

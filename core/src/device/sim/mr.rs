@@ -1,6 +1,7 @@
 //! Memory regions: keys, page lists, translation, and the checks of every access.
 
 use super::iommu::{Iommu, Piece};
+use super::mw::FIRST_INDEX;
 use super::syndrome::Syndrome;
 use super::table::Table;
 use crate::device::{FastMrKind, MrKeys, PageEntry};
@@ -190,6 +191,16 @@ impl MrTable {
         self.by_rkey(rkey)?.reach(iommu, ask, out)
     }
 
+    /// Checks that a window can be bound over a range of an MR, whose own rights are `ask.need`.
+    pub(super) fn check_parent(&self, mr: MrId, ask: Reach) -> Result<(), Syndrome> {
+        let slot = self.ids.get(mr.0).and_then(|slot| self.slots.get(*slot as usize));
+        let mr = slot.and_then(|s| s.mr.as_ref()).ok_or(Syndrome::ForeignKey)?;
+        if mr.fast.is_some() {
+            return Err(Syndrome::NotOrdinaryMr);
+        }
+        mr.admits(ask).map(drop)
+    }
+
     /// Gives an invalid fast MR a page list and a key, as a REG_MR of a QP in `pd` asks.
     ///
     /// # Divergence
@@ -314,6 +325,19 @@ impl MrTable {
 impl Mr {
     /// Checks an access and appends what it reaches to `out`. An access of no bytes needs no key.
     fn reach(&self, iommu: &Iommu, ask: Reach, out: &mut Vec<Piece>) -> Result<(), Syndrome> {
+        let (offset, end) = self.admits(ask)?;
+        if self.fast.is_none() {
+            out.push(iommu.locate(ask.addr, ask.len).ok_or(Syndrome::NotMapped)?);
+            return Ok(());
+        }
+        for (addr, len) in self.run_spans(offset, end) {
+            out.push(iommu.locate(addr, len).ok_or(Syndrome::NotMapped)?);
+        }
+        Ok(())
+    }
+
+    /// Checks state, PD, rights and range; gives the range as offsets.
+    fn admits(&self, ask: Reach) -> Result<(u64, u64), Syndrome> {
         if !self.valid {
             return Err(Syndrome::InvalidatedKey);
         }
@@ -328,14 +352,7 @@ impl Mr {
         if end > self.len {
             return Err(Syndrome::OutOfRange);
         }
-        if self.fast.is_none() {
-            out.push(iommu.locate(ask.addr, ask.len).ok_or(Syndrome::NotMapped)?);
-            return Ok(());
-        }
-        for (addr, len) in self.run_spans(offset, end) {
-            out.push(iommu.locate(addr, len).ok_or(Syndrome::NotMapped)?);
-        }
-        Ok(())
+        Ok((offset, end))
     }
 
     /// The device address ranges of the offsets `from..to`, in order.
@@ -385,8 +402,8 @@ fn join_pages<'a>(
 
 /// Slots that must be free before the oldest of them is used again.
 const RESTING_SLOTS: usize = 64;
-/// Key indices have 24 bits.
-const KEY_INDEX_END: u32 = 1 << 24;
+/// Key indices of MRs end where those of windows start.
+const KEY_INDEX_END: u32 = FIRST_INDEX;
 
 #[cfg(test)]
 mod tests {

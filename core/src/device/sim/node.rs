@@ -2,15 +2,17 @@
 
 use super::counters::SimCounters;
 use super::cq::{Cq, Cqe, Retires};
-use super::iommu::Iommu;
-use super::mr::{MrTable, rights_are_valid};
+use super::iommu::{Iommu, Piece};
+use super::mr::{MrTable, Reach, rights_are_valid};
+use super::mw::MwTable;
 use super::qp::Qp;
+use super::syndrome::Syndrome;
 use super::table::Table;
 use crate::device::{
     Caps, DeviceError, Endpoint, FastMrKind, LimitInfo, MrKeys, MwKeys, PostError, QpCaps, QpState,
-    RecvWr, Verb, Wc, WrChain, errno,
+    RecvWr, RtsAttrs, Verb, Wc, WrChain, errno,
 };
-use crate::types::{Access, CqId, DmaAddr, Epoch, MrId, MwId, PdId, QpId};
+use crate::types::{Access, CqId, DmaAddr, Epoch, MrId, MwId, PdId, QpId, Rkey};
 
 /// The state of one node.
 #[derive(Debug)]
@@ -21,6 +23,7 @@ pub(super) struct Node {
     pub(super) cqs: Table<Cq>,
     pub(super) qps: Table<Qp>,
     pub(super) mrs: MrTable,
+    pub(super) mws: MwTable,
     pub(super) iommu: Iommu,
     pub(super) counters: SimCounters,
 }
@@ -44,6 +47,7 @@ impl Node {
             cqs: Table::new(u32::MAX),
             qps: Table::new(QP_NUMBER_MAX),
             mrs: MrTable::new(seed),
+            mws: MwTable::new(),
             iommu: Iommu::new(u64::from(caps.page_size)),
             counters: SimCounters::default(),
             caps,
@@ -60,6 +64,8 @@ impl Node {
             mrs: self.mrs.len() as u64,
             fast_mrs,
             fast_mrs_valid,
+            mws: self.mws.len() as u64,
+            mws_bound: self.mws.bound(),
             mapped_ranges: self.iommu.ranges(),
             mapped_bytes: self.iommu.bytes(),
             ..self.counters.clone()
@@ -71,7 +77,8 @@ impl Node {
     }
 
     pub(super) fn dealloc_pd(&mut self, pd: PdId) -> Result<(), DeviceError> {
-        if self.mrs.any_in(pd) || self.qps.iter().any(|(_, qp)| qp.pd == pd) {
+        let keys = self.mrs.any_in(pd) || self.mws.any_in(pd);
+        if keys || self.qps.iter().any(|(_, qp)| qp.pd == pd) {
             return Err(DeviceError::new(Verb::DeallocPd, errno::EBUSY));
         }
         let gone = self.pds.remove(pd.0);
@@ -95,6 +102,12 @@ impl Node {
         gone.map(drop).ok_or(DeviceError::new(Verb::DestroyCq, errno::EINVAL))
     }
 
+    /// Makes a QP.
+    ///
+    /// # Divergence
+    /// Real devices answer EINVAL and no more for any field that they do not like. Here a number
+    /// beyond an attribute that a device reports is named; one beyond what it does not report is
+    /// not, so that who asks has to find out as on hardware (B35, B36).
     pub(super) fn create_qp(
         &mut self,
         pd: PdId,
@@ -102,19 +115,20 @@ impl Node {
         ask: QpCaps,
     ) -> Result<(QpId, QpCaps), DeviceError> {
         let caps = &self.caps;
-        for (what, need, limit) in [
-            ("max_qp_wr", ask.max_send_wr.max(ask.max_recv_wr), caps.max_qp_wr),
-            ("max_sge", ask.max_sge, caps.max_sge),
-            ("max_inline_data", ask.max_inline_data, caps.max_inline_data),
-        ] {
+        let deepest = ask.max_send_wr.max(ask.max_recv_wr);
+        for (what, need, limit) in
+            [("max_qp_wr", deepest, caps.max_qp_wr), ("max_sge", ask.max_sge, caps.max_sge)]
+        {
             within(Verb::CreateQp, what, u64::from(need), u64::from(limit))?;
         }
-        if self.pds.get(pd.0).is_none() || self.cqs.get(cq.0).is_none() {
+        let depth_limit = caps.max_qp_wr_for(ask.max_sge);
+        let fits = deepest <= depth_limit && ask.max_inline_data <= caps.max_inline_data;
+        if !fits || self.pds.get(pd.0).is_none() || self.cqs.get(cq.0).is_none() {
             return Err(DeviceError::new(Verb::CreateQp, errno::EINVAL));
         }
         let granted = QpCaps {
-            max_send_wr: rounded(ask.max_send_wr, caps.max_qp_wr),
-            max_recv_wr: rounded(ask.max_recv_wr, caps.max_qp_wr),
+            max_send_wr: rounded(ask.max_send_wr, depth_limit),
+            max_recv_wr: rounded(ask.max_recv_wr, depth_limit),
             ..ask
         };
         let id = self.qps.insert(Qp::new(pd, cq, granted));
@@ -127,8 +141,17 @@ impl Node {
         Ok(())
     }
 
-    pub(super) fn qp_to_rts(&mut self, qp: QpId, peer: Endpoint) -> Result<(), DeviceError> {
+    pub(super) fn qp_to_rts(
+        &mut self,
+        qp: QpId,
+        peer: Endpoint,
+        attrs: RtsAttrs,
+    ) -> Result<(), DeviceError> {
         let qp = self.qp_in(qp, QpState::Init)?;
+        if attrs.rnr_retry > RtsAttrs::RNR_RETRY_FOREVER {
+            return Err(DeviceError::new(Verb::ModifyQp, errno::EINVAL));
+        }
+        qp.attrs = attrs;
         qp.peer = Some((peer.node, peer.qp));
         qp.state = QpState::Rts;
         Ok(())
@@ -153,7 +176,14 @@ impl Node {
     }
 
     /// Removes a QP with its WCs and events.
+    ///
+    /// # Divergence
+    /// A QP on which a window is bound is busy; rxe makes the caller wait for 50 s and then lets it
+    /// go.
     pub(super) fn destroy_qp(&mut self, qp: QpId) -> Result<(), DeviceError> {
+        if self.mws.any_on(qp) {
+            return Err(DeviceError::new(Verb::DestroyQp, errno::EBUSY));
+        }
         let gone = self.qps.remove(qp.0);
         let gone = gone.ok_or(DeviceError::new(Verb::DestroyQp, errno::EINVAL))?;
         if let Some(cq) = self.cqs.get_mut(gone.cq.0) {
@@ -206,16 +236,40 @@ impl Node {
         Ok(keys)
     }
 
-    /// Until windows come, a device without them.
-    pub(super) fn alloc_mw(&mut self, _pd: PdId) -> Result<MwKeys, DeviceError> {
-        Err(DeviceError::new(Verb::AllocMw, errno::EOPNOTSUPP))
+    pub(super) fn alloc_mw(&mut self, pd: PdId) -> Result<MwKeys, DeviceError> {
+        self.counters.alloc_mw_calls += 1;
+        let error = |errno| DeviceError::new(Verb::AllocMw, errno);
+        if !self.caps.has_windows() {
+            return Err(error(errno::EOPNOTSUPP));
+        }
+        if self.pds.get(pd.0).is_none() {
+            return Err(error(errno::EINVAL));
+        }
+        let (limit, in_use) = (u64::from(self.caps.max_mw), self.mws.len() as u64);
+        if in_use >= limit {
+            let info = LimitInfo { what: "max_mw", need: 1, limit, in_use };
+            return Err(DeviceError::limit(Verb::AllocMw, errno::ENOMEM, info));
+        }
+        self.mws.add(pd).ok_or(error(errno::ENOMEM))
     }
 
-    pub(super) fn dealloc_mw(&mut self, _mw: MwId) -> Result<(), DeviceError> {
-        Err(DeviceError::new(Verb::DeallocMw, errno::EINVAL))
+    /// Ends a window, bound or free, whatever state its QP is in.
+    pub(super) fn dealloc_mw(&mut self, mw: MwId) -> Result<(), DeviceError> {
+        if !self.mws.remove(mw) {
+            return Err(DeviceError::new(Verb::DeallocMw, errno::EINVAL));
+        }
+        self.counters.dealloc_mw_calls += 1;
+        Ok(())
     }
 
+    /// Ends an MR of either kind.
+    ///
+    /// # Divergence
+    /// An MR with a bound window is busy, as `ibv_dereg_mr(3)` says; rxe calls it invalid (EINVAL).
     pub(super) fn dereg_mr(&mut self, mr: MrId) -> Result<(), DeviceError> {
+        if self.mws.any_over(mr) {
+            return Err(DeviceError::new(Verb::DeregMr, errno::EBUSY));
+        }
         if !self.mrs.remove(mr) {
             return Err(DeviceError::new(Verb::DeregMr, errno::EINVAL));
         }
@@ -288,6 +342,36 @@ impl Node {
             polled += 1;
         }
         Ok(polled)
+    }
+
+    /// Finds what a peer's key lets it reach through the QP at this position, and appends it to
+    /// `out`.
+    pub(super) fn reach_remote(
+        &self,
+        qp: usize,
+        rkey: Rkey,
+        ask: Reach,
+        out: &mut Vec<Piece>,
+    ) -> Result<(), Syndrome> {
+        if MwTable::owns(rkey) {
+            let qp = QpId(self.qps.at(qp).0);
+            return self.mws.reach(&self.iommu, qp, rkey, ask, out);
+        }
+        self.mrs.reach_remote(&self.iommu, rkey, ask, out)
+    }
+
+    /// Ends a key for the QP at this position. `remote`: its peer asks for it.
+    pub(super) fn invalidate(
+        &mut self,
+        qp: usize,
+        rkey: Rkey,
+        remote: bool,
+    ) -> Result<(), Syndrome> {
+        let (id, qp) = self.qps.at(qp);
+        if MwTable::owns(rkey) {
+            return self.mws.invalidate((QpId(id), qp.pd), rkey);
+        }
+        self.mrs.invalidate(qp.pd, rkey, remote)
     }
 
     /// The QP, if it is in the one state from which a transition is allowed.

@@ -1,9 +1,10 @@
 //! A queue pair: its state and the WRs that it holds.
 
 use super::mr::Registration;
+use super::mw::Bind;
 use crate::device::{
-    AsyncEvent, Caps, DeviceError, LimitInfo, PageEntry, Payload, QpCaps, QpState, RecvWr, Sge,
-    Verb, Wr, WrChain, WrOp, errno,
+    AsyncEvent, Caps, DeviceError, LimitInfo, PageEntry, Payload, QpCaps, QpState, RecvWr,
+    RtsAttrs, Sge, Verb, Wr, WrChain, WrOp, errno,
 };
 use crate::types::{CqId, PdId, QpId, Rkey, WrId};
 use std::collections::VecDeque;
@@ -16,6 +17,7 @@ pub(super) struct Qp {
     pub(super) state: QpState,
     /// Node and QP number of the other end, from RTR on.
     pub(super) peer: Option<(u64, QpId)>,
+    pub(super) attrs: RtsAttrs,
     pub(super) granted: QpCaps,
     /// Events of this QP, its CQ and its device that nobody has asked for yet.
     pub(super) events: VecDeque<AsyncEvent>,
@@ -32,6 +34,8 @@ pub(super) struct SendQueue {
     accepted: u64,
     /// WRs ever retired by a polled WC.
     retired: u64,
+    /// How often the head found no receive at the peer.
+    tries: u8,
     /// WRs that have not run; the tables below hold their parts in the same order.
     work: VecDeque<Wqe>,
     sges: VecDeque<Sge>,
@@ -65,21 +69,12 @@ pub(super) struct Wqe {
 /// What a WR does.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Work {
-    Send {
-        invalidate: Option<Rkey>,
-    },
-    Write {
-        addr: u64,
-        rkey: Rkey,
-    },
-    Read {
-        addr: u64,
-        rkey: Rkey,
-    },
+    Send { invalidate: Option<Rkey> },
+    Write { addr: u64, rkey: Rkey },
+    Read { addr: u64, rkey: Rkey },
     Register(Registration),
     Invalidate(Rkey),
-    /// A window's bind; refused until windows come.
-    Bind,
+    Bind(Bind),
 }
 
 impl Qp {
@@ -89,12 +84,14 @@ impl Qp {
             cq,
             state: QpState::Reset,
             peer: None,
+            attrs: RtsAttrs::default(),
             granted,
             events: VecDeque::new(),
             sq: SendQueue {
                 depth: granted.max_send_wr,
                 accepted: 0,
                 retired: 0,
+                tries: 0,
                 work: VecDeque::new(),
                 sges: VecDeque::new(),
                 pages: VecDeque::new(),
@@ -177,11 +174,19 @@ impl SendQueue {
 
     /// Removes the head and its parts. Its slot stays taken.
     pub(super) fn pop(&mut self) {
+        self.tries = 0;
         if let Some(head) = self.work.pop_front() {
             drop_front(&mut self.sges, head.sges);
             drop_front(&mut self.pages, head.pages);
             drop_front(&mut self.inline, head.inline.unwrap_or(0));
         }
+    }
+
+    /// The head has found no receive at the peer; false if it may not be tried again.
+    pub(super) fn try_again(&mut self, rnr_retry: u8) -> bool {
+        let left = self.tries < rnr_retry;
+        self.tries += u8::from(left);
+        left
     }
 
     /// A WC of the WR `seq` was polled: its slot and all earlier ones are free.
@@ -228,7 +233,9 @@ impl<'a> Parts<'a> {
                 ..bare(Work::Register(Registration { mr, rkey, access, iova, len }))
             },
             WrOp::LocalInv(rkey) => bare(Work::Invalidate(rkey)),
-            WrOp::BindMw { .. } => bare(Work::Bind),
+            WrOp::BindMw { mw, rkey, mr, addr, len, access } => {
+                bare(Work::Bind(Bind { mw, rkey, mr, addr, len, access }))
+            }
         }
     }
 
@@ -240,15 +247,16 @@ impl<'a> Parts<'a> {
         };
         at_most(sge_name, self.sges.len(), sge_limit)?;
         at_most("max_inline_data", self.inline.map_or(0, <[u8]>::len), qp.max_inline_data)?;
-        let managed = match self.work {
-            Work::Send { invalidate } => invalidate.is_some(),
-            Work::Write { .. } | Work::Read { .. } => false,
-            Work::Register(_) | Work::Invalidate(_) => true,
-            Work::Bind => return Err(DeviceError::new(Verb::PostSend, errno::EOPNOTSUPP)),
-        };
         let lists = dev.max_fast_reg_page_list_len;
-        let list_needed = matches!(self.work, Work::Register(_)) && lists == 0;
-        if managed && (!dev.mem_mgt_extensions || list_needed) {
+        // Both kinds of revocable key bring the invalidation with them.
+        let invalidates = dev.mem_mgt_extensions || dev.has_windows();
+        let supported = match self.work {
+            Work::Send { invalidate: None } | Work::Write { .. } | Work::Read { .. } => true,
+            Work::Send { invalidate: Some(_) } | Work::Invalidate(_) => invalidates,
+            Work::Register(_) => dev.mem_mgt_extensions && lists > 0,
+            Work::Bind(_) => dev.has_windows(),
+        };
+        if !supported {
             return Err(DeviceError::new(Verb::PostSend, errno::EOPNOTSUPP));
         }
         at_most("max_fast_reg_page_list_len", self.pages.len(), lists)

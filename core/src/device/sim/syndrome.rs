@@ -15,32 +15,40 @@ pub enum Syndrome {
     Flushed = 0x01,
     /// The peer's QP does not answer: gone, in error, or connected to another QP.
     PeerSilent = 0x02,
-    /// No MR has a key with this index.
+    /// The peer had no receive posted, as often as it was tried.
+    NoReceive = 0x03,
+    /// No MR or window has a key with this index.
     UnknownKey = 0x10,
-    /// The index is that of an MR whose key now has another tag.
+    /// The index is that of an MR or window whose key now has another tag.
     StaleKey = 0x11,
-    /// The key is the MR's, and it is invalidated.
+    /// The key is the MR's and it is invalidated, or it is the window's and that is free.
     InvalidatedKey = 0x12,
-    /// The MR belongs to another PD than the QP.
+    /// The MR or window belongs to another PD than the QP.
     WrongPd = 0x13,
-    /// The MR does not carry the right that the access needs.
+    /// The MR or window does not carry the right that the access or the bind needs.
     MissingRight = 0x14,
-    /// The range is not inside the MR, or wraps.
+    /// The range is not inside the MR or window, or wraps.
     OutOfRange = 0x15,
     /// The MR names memory that is not mapped for the device.
     NotMapped = 0x16,
     /// The message does not fit the receive, or is longer than any message may be.
     TooLong = 0x17,
+    /// The window is bound on another QP.
+    WrongQp = 0x18,
     /// The MR was not allocated for fast registration.
     NotFastMr = 0x20,
-    /// A registration names an MR that does not exist, or a key that is not that MR's.
+    /// A registration or bind names an MR or window that does not exist, or a key that is not its.
     ForeignKey = 0x21,
-    /// A registration of an MR whose key is still valid.
+    /// A registration of an MR whose key is still valid, or a bind of a window that is bound.
     StillValid = 0x22,
     /// A page list that is empty, too long, misaligned, or whose sum is not the length.
     BadPageList = 0x23,
-    /// Rights that no registration may carry.
+    /// Rights that no registration or no window may carry.
     BadAccess = 0x24,
+    /// A bind over an MR for fast registration.
+    NotOrdinaryMr = 0x25,
+    /// A bind of no bytes.
+    EmptyWindow = 0x26,
 }
 
 impl Syndrome {
@@ -62,26 +70,31 @@ impl fmt::Display for Syndrome {
         f.write_str(match self {
             Syndrome::Flushed => "QP in error",
             Syndrome::PeerSilent => "peer QP does not answer",
-            Syndrome::UnknownKey => "no MR has this key",
+            Syndrome::NoReceive => "peer has no receive posted",
+            Syndrome::UnknownKey => "no MR or window has this key",
             Syndrome::StaleKey => "key of an earlier registration",
             Syndrome::InvalidatedKey => "key is invalidated",
-            Syndrome::WrongPd => "MR of another PD",
-            Syndrome::MissingRight => "MR lacks the right",
-            Syndrome::OutOfRange => "range is not inside the MR",
+            Syndrome::WrongPd => "MR or window of another PD",
+            Syndrome::MissingRight => "MR or window lacks the right",
+            Syndrome::OutOfRange => "range is not inside the MR or window",
             Syndrome::NotMapped => "memory is not mapped for the device",
             Syndrome::TooLong => "message too long",
+            Syndrome::WrongQp => "window is bound on another QP",
             Syndrome::NotFastMr => "MR is not for fast registration",
-            Syndrome::ForeignKey => "key is not this MR's",
-            Syndrome::StillValid => "MR is still registered",
+            Syndrome::ForeignKey => "key is not of this MR or window",
+            Syndrome::StillValid => "MR or window is still in use",
             Syndrome::BadPageList => "page list is not valid",
             Syndrome::BadAccess => "rights are not valid",
+            Syndrome::NotOrdinaryMr => "MR is for fast registration",
+            Syndrome::EmptyWindow => "window of no bytes",
         })
     }
 }
 
-const ALL: [Syndrome; 15] = [
+const ALL: [Syndrome; 19] = [
     Syndrome::Flushed,
     Syndrome::PeerSilent,
+    Syndrome::NoReceive,
     Syndrome::UnknownKey,
     Syndrome::StaleKey,
     Syndrome::InvalidatedKey,
@@ -90,11 +103,14 @@ const ALL: [Syndrome; 15] = [
     Syndrome::OutOfRange,
     Syndrome::NotMapped,
     Syndrome::TooLong,
+    Syndrome::WrongQp,
     Syndrome::NotFastMr,
     Syndrome::ForeignKey,
     Syndrome::StillValid,
     Syndrome::BadPageList,
     Syndrome::BadAccess,
+    Syndrome::NotOrdinaryMr,
+    Syndrome::EmptyWindow,
 ];
 
 #[cfg(test)]

@@ -89,6 +89,41 @@ fn steady_state_allocates_nothing() {
 }
 
 #[test]
+fn binding_and_invalidating_allocate_nothing() {
+    let (a, b) = pair_with(window_caps(), DEPTHS, 64);
+    let (parent, src, inbox) = (b.mem(4096, PARENT), a.mem(64, RW), b.mem(64, RW));
+    let (mut window, mut chain, mut wcs) = (b.window(), WrChain::new(), Vec::with_capacity(16));
+    let mut cycle = || {
+        for remote in [false, true] {
+            let op = bind(&window, &parent, 8, 64, Access::REMOTE_WRITE);
+            fill(&mut chain, false, |_| op);
+            b.dev.post_send(b.qp, &chain).unwrap();
+            b.run();
+            window.rkey = window.rkey.next_tag();
+            let (rkey, to) = (window.rkey, parent.addr.0 + 8);
+            fill(&mut chain, true, |c| write(c, src.sge(0, 64), to, rkey));
+            a.dev.post_send(a.qp, &chain).unwrap();
+            settle(&a, &mut wcs);
+            if remote {
+                let sge = inbox.sge(0, 64);
+                b.dev.post_recv(b.qp, &[RecvWr { wr_id: WrId(1), sge }]).unwrap();
+                fill(&mut chain, true, |c| send_inv(c, b"done", rkey));
+                a.dev.post_send(a.qp, &chain).unwrap();
+                settle(&a, &mut wcs);
+            } else {
+                fill(&mut chain, true, |_| WrOp::LocalInv(rkey));
+                b.dev.post_send(b.qp, &chain).unwrap();
+            }
+            settle(&b, &mut wcs);
+        }
+    };
+    (0..3).for_each(|_| cycle());
+    let used = allocation_counter::measure(|| (0..300).for_each(|_| cycle()));
+    assert_eq!(used.count_total, 0);
+    assert_eq!((b.dev.counters().binds, b.dev.counters().mws_bound), (606, 0));
+}
+
+#[test]
 fn mapping_and_ordinary_registration_allocate_nothing_once_warm() {
     let (a, _b) = pair();
     let (m, other) = (a.mem(4096, RW), a.mem(4096, RW));

@@ -59,6 +59,25 @@ fn map_06_page_list_joins_scattered_pages() {
 }
 
 #[test]
+fn b45_one_list_reaches_as_far_as_the_page_size_says() {
+    for (page_size, reach) in [(4096, 1 << 20), (65_536, 16 << 20)] {
+        let caps = Caps { max_fast_reg_page_list_len: 256, page_size, ..Caps::default() };
+        let (a, b) = pair_with(caps, DEPTHS, 64);
+        let mem = b.mem(16 << 20, Access::empty());
+        let keys = b.fast(256, FastMrKind::Pages);
+        let page = u64::from(page_size);
+        let pages: Vec<_> = (0..256).map(|i| mem.page(i * page, page_size)).collect();
+        let rkey = registered(&b, &keys, WRITE, &pages);
+        let src = a.mem(2, RW);
+        src.fill(&[9, 9]);
+        a.post(2, |c| write(c, src.sge(0, 1), 0x5000 + reach - 1, rkey));
+        assert_eq!((a.outcome(), mem.read(reach as usize - 1, 1)), (vec![(2, OK)], vec![9]));
+        a.post(3, |c| write(c, src.sge(0, 2), 0x5000 + reach - 1, rkey));
+        assert_eq!(a.outcome(), [(3, WcStatus::RemAccessErr)]);
+    }
+}
+
+#[test]
 fn d_04_adjacent_pages_join_and_no_byte_is_lost() {
     let (a, b) = pair();
     let (mem, src) = (b.mem(8192, Access::empty()), a.mem(4196, RW));

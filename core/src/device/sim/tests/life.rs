@@ -3,7 +3,8 @@
 use super::rig::*;
 use crate::device::sim::SimCounters;
 use crate::device::{
-    AsyncEvent, Caps, Device, DeviceError, FastMrKind, QpState, RecvWr, Verb, WcStatus, errno,
+    AsyncEvent, Caps, Device, DeviceError, FastMrKind, QpState, RecvWr, RtsAttrs, Verb, WcStatus,
+    errno,
 };
 use crate::mem::{DmaBuf, Fenced};
 use crate::types::{Access, CqId, MrId, PdId, QpId, WrId};
@@ -174,7 +175,7 @@ fn peer_on_no_node_of_the_fabric_does_not_answer() {
     for node in [2, u64::MAX] {
         let s = a.sibling(a.pd);
         let nowhere = crate::device::Endpoint { node, ..b.dev.endpoint(b.qp).unwrap() };
-        s.dev.qp_to_rts(s.qp, nowhere).unwrap();
+        s.dev.qp_to_rts(s.qp, nowhere, RtsAttrs::default()).unwrap();
         s.post(1, |c| send(c, b"x"));
         assert_eq!(s.outcome(), [(1, WcStatus::RetryExcErr)]);
     }

@@ -3,10 +3,11 @@
 use super::rig::*;
 use crate::device::sim::{Fabric, profile};
 use crate::device::{
-    Caps, Device, DeviceError, DeviceErrorKind, FastMrKind, LimitInfo, QpCaps, Verb, WrOp, errno,
+    Caps, Device, DeviceError, DeviceErrorKind, FastMrKind, LimitInfo, MwKeys, QpCaps, Verb, WrOp,
+    errno,
 };
 use crate::mem::DmaBuf;
-use crate::types::{Access, DmaAddr, PdId, Rkey};
+use crate::types::{Access, DmaAddr, MwId, PdId, Rkey};
 
 fn side(caps: Caps) -> Side {
     Side::open(Fabric::new(3).add_node("n", caps), DEPTHS, 8)
@@ -44,10 +45,67 @@ fn sizes_and_depths_above_a_limit_name_it() {
     let qp = |ask| shown(s.dev.create_qp(s.pd, s.cq, ask));
     let e = qp(QpCaps { max_sge: 17, ..DEPTHS });
     assert_eq!(e, (errno::EINVAL, "max_sge", 17, 16, 0));
-    let e = qp(QpCaps { max_inline_data: 257, ..DEPTHS });
-    assert_eq!(e, (errno::EINVAL, "max_inline_data", 257, 256, 0));
     let e = qp(QpCaps { max_recv_wr: 16_385, ..DEPTHS });
     assert_eq!(e, (errno::EINVAL, "max_qp_wr", 16_385, 16_384, 0));
+}
+
+#[test]
+fn b35_too_much_inline_data_is_a_bare_einval() {
+    let s = side(Caps { max_inline_data: 101, ..Caps::default() });
+    let qp = |max_inline_data| {
+        let ask = QpCaps { max_inline_data, ..DEPTHS };
+        s.dev.create_qp(s.pd, s.cq, ask).map(|(_, got)| got.max_inline_data)
+    };
+    assert_eq!(qp(220), Err(DeviceError::new(Verb::CreateQp, errno::EINVAL)));
+    assert_eq!((qp(101), qp(0)), (Ok(101), Ok(0)), "a retry with 0 finds the field");
+}
+
+#[test]
+fn b36_depth_with_many_sges_is_a_bare_einval_above_its_own_limit() {
+    let caps = Caps { max_qp_wr: 4096, wide_sge: 4, max_qp_wr_wide: 1000, ..Caps::default() };
+    let s = side(caps);
+    let qp = |max_send_wr, max_recv_wr, max_sge| {
+        let ask = QpCaps { max_send_wr, max_recv_wr, max_sge, ..DEPTHS };
+        s.dev.create_qp(s.pd, s.cq, ask).map(|(_, got)| (got.max_send_wr, got.max_recv_wr))
+    };
+    let bare = Err(DeviceError::new(Verb::CreateQp, errno::EINVAL));
+    assert_eq!(qp(4096, 1, 4), Ok((4096, 1)));
+    assert_eq!((qp(4096, 1, 8), qp(1, 4096, 8), qp(1001, 1, 5)), (bare, bare, bare));
+    assert_eq!(qp(1000, 600, 8), Ok((1000, 1000)), "granted depths stay within the limit");
+    let e = shown(s.dev.create_qp(s.pd, s.cq, QpCaps { max_send_wr: 4097, max_sge: 8, ..DEPTHS }));
+    assert_eq!(e, (errno::EINVAL, "max_qp_wr", 4097, 4096, 0));
+}
+
+#[test]
+fn b23_no_window_without_the_flag_and_a_count() {
+    for caps in [
+        Caps { mem_window_type_2b: true, max_mw: 0, ..Caps::default() },
+        Caps { mem_window_type_2b: false, max_mw: 8, ..Caps::default() },
+    ] {
+        let (_a, b) = pair_with(caps, DEPTHS, 8);
+        let parent = b.mem(8, PARENT);
+        assert_eq!(b.dev.counters().alloc_mw_calls, 0, "nobody has asked");
+        let e = b.dev.alloc_mw(b.pd).unwrap_err();
+        assert_eq!(e, DeviceError::new(Verb::AllocMw, errno::EOPNOTSUPP));
+        let none = MwKeys { mw: MwId(1), rkey: Rkey::from_bits(0) };
+        let op = chain(1, true, |_| bind(&none, &parent, 0, 8, Access::REMOTE_READ));
+        let e = b.dev.post_send(b.qp, &op).unwrap_err();
+        assert_eq!((e.posted, e.cause.errno), (0, errno::EOPNOTSUPP));
+        assert_eq!(b.dev.counters().alloc_mw_calls, 1, "refused calls count");
+    }
+}
+
+#[test]
+fn max_mw_is_a_limit_on_windows_that_exist() {
+    let s = side(Caps { max_mw: 2, ..window_caps() });
+    let (first, _second) = (s.window(), s.window());
+    assert_eq!(shown(s.dev.alloc_mw(s.pd)), (errno::ENOMEM, "max_mw", 1, 2, 2));
+    assert_eq!(s.dev.alloc_mw(PdId(77)).unwrap_err().errno, errno::EINVAL);
+    s.dev.dealloc_mw(first.mw).unwrap();
+    assert_eq!(s.dev.dealloc_mw(first.mw).unwrap_err().errno, errno::EINVAL);
+    s.window();
+    let c = s.dev.counters();
+    assert_eq!((c.mws, c.alloc_mw_calls, c.dealloc_mw_calls), (2, 5, 1));
 }
 
 #[test]

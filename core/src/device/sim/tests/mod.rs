@@ -8,3 +8,6 @@ mod limits;
 mod model;
 mod queues;
 pub(in crate::device) mod rig;
+mod rnr;
+mod window_model;
+mod windows;

@@ -4,7 +4,7 @@ use super::rig::*;
 use crate::device::sim::Syndrome;
 use crate::device::{
     AsyncEvent, Caps, Device, FastMrKind, LimitInfo, Payload, PostError, QpCaps, QpState, RecvWr,
-    Verb, Wc, WcStatus, Wr, WrChain, WrOp, errno,
+    RtsAttrs, Verb, Wc, WcStatus, Wr, WrChain, WrOp, errno,
 };
 use crate::types::{Access, WrId};
 
@@ -241,7 +241,7 @@ fn posting_needs_the_right_state() {
     assert_eq!(a.dev.post_send(qp, &writes(0, 1, true)).unwrap_err().cause.errno, errno::EINVAL);
     assert!(a.dev.endpoint(qp).is_err(), "no address before INIT");
     assert_eq!(
-        a.dev.qp_to_rts(qp, b.dev.endpoint(b.qp).unwrap()).unwrap_err().errno,
+        a.dev.qp_to_rts(qp, b.dev.endpoint(b.qp).unwrap(), RtsAttrs::default()).unwrap_err().errno,
         errno::EINVAL
     );
     a.dev.qp_to_init(qp).unwrap();
@@ -251,7 +251,7 @@ fn posting_needs_the_right_state() {
     assert_eq!(a.dev.post_send(qp, &writes(0, 1, true)).unwrap_err().cause.errno, errno::EINVAL);
     assert!(
         a.dev.qp_to_init(a.qp).is_err()
-            && a.dev.qp_to_rts(a.qp, b.dev.endpoint(b.qp).unwrap()).is_err()
+            && a.dev.qp_to_rts(a.qp, b.dev.endpoint(b.qp).unwrap(), RtsAttrs::default()).is_err()
     );
     a.dev.qp_to_err(qp).unwrap();
     a.dev.qp_to_err(qp).unwrap();
@@ -287,6 +287,45 @@ fn b33_cq_overrun_loses_wcs_and_takes_its_qps_down() {
     assert_eq!(a.dev.next_event(a.qp), None);
     assert_eq!((a.dev.counters().wcs, a.dev.counters().wcs_lost), (2, 2));
     assert_eq!(a.outcome(), [], "the CQ stays dead");
+}
+
+#[test]
+fn b33_cq_overrun_takes_down_every_qp_of_that_cq_and_no_other() {
+    let (a, b) = pair_with(Caps::default(), DEPTHS, 2);
+    let idle = a.sibling(a.pd);
+    let (cq, _) = a.dev.create_cq(8).unwrap();
+    let (apart, _) = a.dev.create_qp(a.pd, cq, DEPTHS).unwrap();
+    for i in 0..3 {
+        a.dev.post_send(a.qp, &writes(i, 1, true)).unwrap();
+    }
+    a.run();
+    let events = |qp| std::iter::from_fn(|| a.dev.next_event(qp)).collect::<Vec<_>>();
+    for qp in [a.qp, idle.qp] {
+        assert_eq!(events(qp), [AsyncEvent::CqOverrun(a.cq), AsyncEvent::QpFatal(qp)]);
+        assert_eq!(a.dev.qp_state(qp), Ok(QpState::Err));
+    }
+    assert_eq!((events(apart), a.dev.qp_state(apart)), (vec![], Ok(QpState::Reset)));
+    assert_eq!(b.dev.qp_state(b.qp), Ok(QpState::Rts), "the peer is not told");
+}
+
+#[test]
+fn b33_a_cq_of_both_depths_holds_every_flush() {
+    let depths = QpCaps { max_send_wr: 160, max_recv_wr: 32, ..DEPTHS };
+    let (a, _b) = pair_with(Caps { max_cqe: 4096, max_qp_wr: 160, ..Caps::default() }, depths, 192);
+    let mem = a.mem(8, RW);
+    for i in 0..32 {
+        a.recv(1000 + i, &mem, 8);
+    }
+    a.dev.post_send(a.qp, &writes(0, 160, false)).unwrap();
+    a.dev.qp_to_err(a.qp).unwrap();
+    let got = a.outcome();
+    assert!(got.len() == 192 && got.iter().all(|(_, status)| *status == FLUSH), "unsignaled too");
+    assert_eq!((a.dev.counters().wcs_lost, a.dev.next_event(a.qp)), (0, None));
+
+    let (a, _b) = pair_with(Caps { max_cqe: 128, ..Caps::default() }, DEPTHS, 128);
+    let e = a.dev.create_cq(192).unwrap_err();
+    let info = LimitInfo { what: "max_cqe", need: 192, limit: 128, in_use: 0 };
+    assert_eq!((e.errno, e.limit), (errno::EINVAL, Some(info)));
 }
 
 #[test]

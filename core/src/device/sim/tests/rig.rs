@@ -2,14 +2,17 @@
 
 use crate::device::sim::{Fabric, SimDevice, Syndrome};
 use crate::device::{
-    Caps, Device, FastMrKind, MrKeys, PageEntry, Payload, QpCaps, RecvWr, Sge, Wc, WcStatus, Wr,
-    WrChain, WrOp,
+    Caps, Device, FastMrKind, MrKeys, MwKeys, PageEntry, Payload, QpCaps, RecvWr, RtsAttrs, Sge,
+    Wc, WcStatus, Wr, WrChain, WrOp,
 };
 use crate::mem::{DmaBuf, ExposedBytes};
 use crate::types::{Access, CqId, DmaAddr, Lkey, PdId, QpId, Rkey, WrId};
 
 pub(in crate::device) const RW: Access =
     Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ);
+
+/// Rights of a window's parent, and nothing for a peer.
+pub(in crate::device) const PARENT: Access = Access::LOCAL_WRITE.union(Access::MW_BIND);
 
 pub(in crate::device) const DEPTHS: QpCaps =
     QpCaps { max_send_wr: 8, max_recv_wr: 8, max_sge: 4, max_inline_data: 64 };
@@ -43,6 +46,11 @@ pub(in crate::device) fn pair_with(caps: Caps, depths: QpCaps, cqe: u32) -> (Sid
     (a, b)
 }
 
+/// `generic` with a few windows.
+pub(in crate::device) fn window_caps() -> Caps {
+    Caps { mem_window_type_2b: true, max_mw: 8, ..Caps::default() }
+}
+
 /// One node whose QP is connected to itself.
 pub(in crate::device) fn looped() -> Side {
     let side = Side::open(Fabric::new(1).add_node("loop", Caps::default()), DEPTHS, 64);
@@ -60,7 +68,11 @@ impl Side {
     }
 
     pub(in crate::device) fn connect(&self, to: &Side) {
-        self.dev.qp_to_rts(self.qp, to.dev.endpoint(to.qp).unwrap()).unwrap();
+        self.connect_with(to, RtsAttrs::default());
+    }
+
+    pub(in crate::device) fn connect_with(&self, to: &Side, attrs: RtsAttrs) {
+        self.dev.qp_to_rts(self.qp, to.dev.endpoint(to.qp).unwrap(), attrs).unwrap();
     }
 
     /// Another QP of the same PD and CQ, connected to `to`, which is not connected back.
@@ -79,6 +91,10 @@ impl Side {
 
     pub(in crate::device) fn fast(&self, depth: u32, kind: FastMrKind) -> MrKeys {
         self.dev.alloc_fast_mr(self.pd, depth, kind).unwrap()
+    }
+
+    pub(in crate::device) fn window(&self) -> MwKeys {
+        self.dev.alloc_mw(self.pd).unwrap()
     }
 
     /// Posts one WR.
@@ -173,6 +189,18 @@ pub(in crate::device) fn reg(
     let len = pages.iter().map(|p| u64::from(p.len)).sum();
     let pages = c.add_pages(pages.iter().copied());
     WrOp::RegMr { mr: keys.mr, rkey: keys.rkey.next_tag(), access, iova, len, pages }
+}
+
+/// BIND_MW with the next key.
+pub(in crate::device) fn bind(
+    window: &MwKeys,
+    parent: &Mem,
+    at: u64,
+    len: u64,
+    access: Access,
+) -> WrOp {
+    let (mw, rkey) = (window.mw, window.rkey.next_tag());
+    WrOp::BindMw { mw, rkey, mr: parent.keys.mr, addr: DmaAddr(parent.addr.0 + at), len, access }
 }
 
 pub(in crate::device) fn status(wc: &Wc) -> WcStatus {
