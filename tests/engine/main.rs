@@ -10,3 +10,4 @@ mod lying;
 mod map;
 mod posts;
 mod rig;
+mod rnr;
