@@ -2,12 +2,12 @@
 
 use crate::pair::{DRAIN_LIMIT_NS, Pair, unaligned, zeroed};
 use crate::subject::Subject;
-use crate::verdict::{Because, Stop, Verdict, ensure, ensure_eq, skip};
+use crate::verdict::{Because, Stop, Verdict, ensure, ensure_eq, fail, skip};
 use memreg_core::device::fault::FaultPlan;
 use memreg_core::device::{Device, Verb, errno};
 use memreg_core::transport::error::{ReclaimRefusal, Refusal};
 use memreg_core::transport::{Buffers, ExposureState, NoReply, Reply, State};
-use memreg_core::{Exposed, Grant, MemReg};
+use memreg_core::{Disposition, Exposed, Grant, MemReg};
 
 /// The device refuses to map a buffer: everything comes back, a thousand times.
 pub(super) fn map_10_h_25_dma_map_failure_gives_all_back<S: MemReg>(
@@ -176,6 +176,29 @@ fn bring_back<S: MemReg>(pair: &mut Pair<S>, exposed: Option<Exposed>) -> Verdic
     Ok(())
 }
 
+/// Messages that are refused for want of a slot cost nothing, however many: each can go again.
+pub(super) fn refused_messages_use_nothing_up<S: MemReg>(subject: &Subject<S>) -> Verdict {
+    let mut pair = subject.pair()?;
+    // Too long to go inline, so that it needs a slot of registered memory.
+    let long = vec![9; pair.owner.caps().max_inline_data as usize + 1];
+    let exposed = pair.expose(zeroed(100)?, Grant::PeerWrites)?;
+    let before = pair.state(&exposed)?;
+    for _ in 0..2 * pair.owner.limits().max_send_wr {
+        pair.plan.fail(Verb::PostSend, 1, errno::ENOMEM);
+        let refused = pair.owner.send(&long, Reply::InvalidatesNothing);
+        let retry = refused.as_ref().err().map(Refusal::disposition);
+        ensure_eq!(retry, Some(Disposition::Retry), "disposition of {refused:?}");
+    }
+    ensure_eq!(pair.state(&exposed)?, before, "state of what was staged");
+    pair.owner.send(&long, Reply::InvalidatesNothing).because("the same message at last")?;
+    pair.settle()?;
+    let (_, bytes) = pair.peer_gets()?;
+    ensure!(bytes == long, "another message arrived");
+    ensure_eq!(pair.peer.messages_waiting(), 0, "more messages at the peer");
+    drop(pair.fence(exposed)?);
+    pair.close()
+}
+
 /// The device takes two of the LOCAL_INVs and refuses the rest: the revoke ends all the same.
 pub(super) fn d_01_h_22_h_24_partial_revoke_cannot_hang<S: MemReg>(
     subject: &Subject<S>,
@@ -213,7 +236,7 @@ pub(super) fn b85_swallowed_sentinel_ends_at_its_limit<S: MemReg>(subject: &Subj
     pair.settle()?;
     ensure_eq!(*pair.owner.state(), State::Draining, "state before the limit");
     let exposed = match pair.owner.reclaim(exposed) {
-        Ok(_) => return crate::verdict::fail("bytes given back while draining"),
+        Ok(_) => return fail("bytes given back while draining"),
         Err(e) => e.exposed,
     };
     pair.now = pair.now.after(1);
@@ -303,7 +326,7 @@ pub(super) fn kept_mapping_is_counted<S: MemReg>(subject: &Subject<S>) -> Verdic
     pair.settle()?;
     ensure_eq!(pair.state(&exposed)?, ExposureState::Held, "state");
     match pair.owner.reclaim(exposed) {
-        Ok(_) => return crate::verdict::fail("bytes given back that the device keeps"),
+        Ok(_) => return fail("bytes given back that the device keeps"),
         Err(e) => ensure_eq!(e.why, ReclaimRefusal::Held, "refusal of reclaim"),
     }
     pair.settle()?;

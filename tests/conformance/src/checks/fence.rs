@@ -3,9 +3,9 @@
 use super::rights::NOT_REVOKED;
 use crate::pair::{Pair, Reach, pattern, unaligned, zeroed};
 use crate::subject::Subject;
-use crate::verdict::{Because, Stop, Verdict, ensure, ensure_eq, skip};
+use crate::verdict::{Because, Stop, Verdict, ensure, ensure_eq, fail, skip};
 use memreg_core::device::{Device, WcStatus};
-use memreg_core::transport::error::ReclaimRefusal;
+use memreg_core::transport::error::{ReclaimRefusal, Refusal};
 use memreg_core::transport::{Buffers, ExposureState, NoReply, Reply, State};
 use memreg_core::{DmaBuf, Exposed, Grant, MemReg, Segment};
 
@@ -24,7 +24,7 @@ pub(super) fn uns_01_h_12_bytes_return_only_after_the_fence<S: MemReg>(
     let exposed = match pair.state(&exposed)? {
         ExposureState::Fenced => exposed,
         ExposureState::Revoking => not_yet(&mut pair, exposed, "revoking")?,
-        other => return crate::verdict::fail(format!("after revoke the state is {other:?}")),
+        other => return fail(format!("after revoke the state is {other:?}")),
     };
     pair.settle()?;
     let back = pair.reclaim(exposed)?;
@@ -48,7 +48,7 @@ pub(super) fn uns_01_h_12_bytes_return_only_after_the_fence<S: MemReg>(
 /// `reclaim` must refuse and hand the handle back.
 fn not_yet<S: MemReg>(pair: &mut Pair<S>, exposed: Exposed, when: &str) -> Result<Exposed, Stop> {
     match pair.owner.reclaim(exposed) {
-        Ok(_) => crate::verdict::fail(format!("bytes given back while {when}")),
+        Ok(_) => fail(format!("bytes given back while {when}")),
         Err(e) => {
             let not_fenced = matches!(e.why, ReclaimRefusal::NotFenced { open } if open > 0);
             ensure!(not_fenced, "reclaim while {when}: {}", e.why);
@@ -250,4 +250,34 @@ pub(super) fn forgotten_handle_leaks_nothing<S: MemReg>(subject: &Subject<S>) ->
     drop(pair.peer);
     crate::audit::nothing_left("owner", &owner)?;
     crate::audit::nothing_left("peer", &peer)
+}
+
+/// `poll` takes an exposure back once its lease is over: staged, exposed, or with a reply out.
+pub(super) fn lease_ends_access<S: MemReg>(subject: &Subject<S>) -> Verdict {
+    for when in [When::Staged, When::Exposed, When::ReplyOut] {
+        let mut pair = subject.pair()?;
+        let (exposed, segments) = bring_to(&mut pair, when)?;
+        let until = pair.now.after(1000);
+        pair.owner.renew(&exposed, Some(until)).because("renew")?;
+        let before = pair.state(&exposed)?;
+        pair.now = pair.now.after(999);
+        pair.settle()?;
+        ensure_eq!(pair.state(&exposed)?, before, "state of one {when:?} before its lease is over");
+        pair.now = until;
+        pair.settle()?;
+        ensure_eq!(pair.state(&exposed)?, ExposureState::Fenced, "state of one {when:?} after it");
+        ensure_eq!(pair.owner.stats().leases_expired, 1, "expired leases counted");
+        let late = pair.owner.renew(&exposed, None);
+        ensure_eq!(late, Err(Refusal::LeaseOver), "renew of a lease that is over");
+        let back = pair.reclaim(exposed)?;
+        ensure_eq!(*pair.owner.state(), State::Up, "state after a lease of one {when:?}");
+        if pair.revokes() {
+            let last = *segments.last().because("no segment")?;
+            pair.must_refuse(last, "a key whose lease is over")?;
+        }
+        let clean = back.iter().all(|(b, _)| b.iter().all(|&x| x == 0));
+        ensure!(clean, "bytes changed after the lease of one {when:?}");
+        pair.close()?;
+    }
+    Ok(())
 }

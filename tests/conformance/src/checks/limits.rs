@@ -3,7 +3,7 @@
 use super::rights::NOT_REVOKED;
 use crate::pair::{Pair, zeroed};
 use crate::subject::Subject;
-use crate::verdict::{Because, Stop, Verdict, ensure, ensure_eq, skip};
+use crate::verdict::{Because, Stop, Verdict, ensure, ensure_eq, fail, skip};
 use memreg_core::memreg::{MAX_REGIONS, MapError};
 use memreg_core::sizing::Ask;
 use memreg_core::transport::error::Refusal;
@@ -40,7 +40,7 @@ pub(super) fn b46_bad_lists_are_refused_alike<S: MemReg>(subject: &Subject<S>) -
             let parts = list.iter().map(|(len, r)| Ok((zeroed(*len)?, r.clone())));
             let parts: Buffers = parts.collect::<Result<_, Stop>>()?;
             match pair.owner.expose(parts, grant) {
-                Ok(_) => return crate::verdict::fail(format!("accepted; expected {want}")),
+                Ok(_) => return fail(format!("accepted; expected {want}")),
                 Err(e) => {
                     ensure_eq!(e.why, want, "refusal of a bad list");
                     ensure_eq!(e.disposition(), Disposition::Fatal, "disposition of {want}");

@@ -47,7 +47,8 @@ pub(crate) fn all<S: MemReg>() -> Vec<(&'static str, Check<S>)> {
             saf_01_cancel_ends_every_region,
             saf_02_cancel_posts_nothing,
             dropped_handle_is_fenced_by_poll,
-            forgotten_handle_leaks_nothing;
+            forgotten_handle_leaks_nothing,
+            lease_ends_access;
         invalidation:
             uns_03_h_28_remote_invalidation_needs_no_local_inv,
             uns_05_nothing_to_invalidate_posts_nothing,
@@ -74,11 +75,13 @@ pub(crate) fn all<S: MemReg>() -> Vec<(&'static str, Check<S>)> {
             dead_peer_gives_all_bytes_back,
             refused_access_gives_all_bytes_back,
             removed_device_gives_all_bytes_back,
+            rule_4_no_new_qp_while_a_key_lives,
             h_06_hundred_reconnects;
         faults:
             map_10_h_25_dma_map_failure_gives_all_back,
             one_failing_verb_loses_nothing,
             one_refused_post_loses_nothing,
+            refused_messages_use_nothing_up,
             d_01_h_22_h_24_partial_revoke_cannot_hang,
             b85_swallowed_sentinel_ends_at_its_limit,
             rule_8_refused_sentinel_destroys_the_qp,

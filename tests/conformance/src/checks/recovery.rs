@@ -2,8 +2,9 @@
 
 use crate::pair::{DRAIN_LIMIT_NS, Pair, pattern, unaligned, zeroed};
 use crate::subject::Subject;
-use crate::verdict::{Because, Stop, Verdict, ensure, ensure_eq};
-use memreg_core::transport::error::{DownCause, Refusal};
+use crate::verdict::{Because, Stop, Verdict, ensure, ensure_eq, fail};
+use memreg_core::device::{Verb, errno};
+use memreg_core::transport::error::{ConnectError, DownCause, Refusal};
 use memreg_core::transport::{Buffers, ExposureState, NoReply, Reply, State};
 use memreg_core::types::SegmentError;
 use memreg_core::{Disposition, Exposed, Grant, MemReg, Segment};
@@ -58,7 +59,7 @@ fn one_in_every_state<S: MemReg>(pair: &mut Pair<S>) -> Result<(Vec<Exposed>, Ve
         held.push(exposed);
     }
     let [fenced, revoking, _] = &held[..] else {
-        return crate::verdict::fail("three exposures were made");
+        return fail("three exposures were made");
     };
     pair.owner.revoke(fenced, NoReply::Unmarked).because("revoke")?;
     pair.settle()?;
@@ -146,6 +147,40 @@ pub(super) fn removed_device_gives_all_bytes_back<S: MemReg>(subject: &Subject<S
     let refused = pair.owner.expose(zeroed(1)?, Grant::PeerReads).err().map(|e| e.buffers.count());
     ensure_eq!(refused, Some(1), "buffers returned by an expose on a removed device");
     Ok(())
+}
+
+/// While the device will not destroy a key, its bytes wait and the PD gets no new QP; once it does,
+/// both are there.
+pub(super) fn rule_4_no_new_qp_while_a_key_lives<S: MemReg>(subject: &Subject<S>) -> Verdict {
+    let mut pair = subject.pair()?;
+    let (exposed, _) = pair.expose_told(zeroed(5000)?, Grant::PeerWrites)?;
+    pair.plan.fail(Verb::DeregMr, usize::MAX, errno::EBUSY);
+    pair.owner.disconnect();
+    pair.wait_down()?;
+    let exposed = match (pair.revokes(), pair.owner.reclaim(exposed)) {
+        (true, Ok(_)) => return fail("bytes given back while their key lives"),
+        (false, Err(e)) => {
+            return fail(format!("copied bytes kept for the arena's key: {}", e.why));
+        }
+        (true, Err(e)) => Some(e.exposed),
+        (false, Ok(back)) => {
+            pair.books.returned += back.count();
+            None
+        }
+    };
+    for _ in 0..3 {
+        let refused = pair.owner.reconnect();
+        let waits = matches!(refused, Err(ConnectError::KeysNotDead { count }) if count > 0);
+        ensure!(waits, "reconnect while a key lives: {refused:?}");
+    }
+    ensure!(pair.owner.stats().regions_leaked_now > 0, "no region is counted as kept");
+    pair.plan.heal();
+    pair.reconnect()?;
+    if let Some(exposed) = exposed {
+        drop(pair.reclaim(exposed)?);
+    }
+    pair.cycle(1, 5000)?;
+    pair.close()
 }
 
 /// Connections that end with work on them, a hundred times: the pool stays as large as it was.
