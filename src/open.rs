@@ -1,7 +1,9 @@
 //! From settings to an open transport: device, strategy, queues.
 
 use crate::Transport;
-use memreg_config::{DeviceSettings, ProfileSource, Settings, SimSettings, StrategyChoice};
+use memreg_config::{
+    DeviceSettings, ProfileSource, Settings, SimSettings, StrategyChoice, VerbsSettings,
+};
 use memreg_core::device::sim::{Fabric, Profile, profile};
 use memreg_core::device::{AnyDevice, Device};
 use memreg_core::error::Disposition;
@@ -34,9 +36,14 @@ pub enum OpenError {
     },
     /// The configuration asks for hardware, which this build cannot drive.
     #[error(
-        "device.kind = \"verbs\": this build has no libibverbs support; use device.kind = \"sim\""
+        "device.kind = \"verbs\": this build has no libibverbs support; build it with --features \
+         verbs, or use device.kind = \"sim\""
     )]
     VerbsNotBuilt,
+    /// The device of libibverbs could not be opened.
+    #[cfg(all(feature = "verbs", target_os = "linux"))]
+    #[error("device.kind = \"verbs\": {0}")]
+    Verbs(#[from] memreg_core::device::verbs::OpenError),
     /// Two strategies linked into this program collide.
     #[error(transparent)]
     Registry(#[from] RegistryError),
@@ -81,24 +88,44 @@ pub fn open(settings: &Settings) -> Result<Opened, OpenError> {
     open_on(open_device(settings)?, settings)
 }
 
-/// Opens a transport on a new device that is on the same fabric as `other`, which can be its peer.
+/// Opens a transport that can be the peer of `other`: on a new software device of the same fabric,
+/// or on the same device of libibverbs.
 ///
 /// # Errors
 /// As [`open`].
 pub fn open_beside(other: &Transport, settings: &Settings) -> Result<Opened, OpenError> {
-    let AnyDevice::Sim(device) = other.device();
-    open_on(sim_node(device.fabric(), "sim-peer", settings)?, settings)
+    match other.device() {
+        AnyDevice::Sim(device) => {
+            open_on(sim_node(device.fabric(), "sim-peer", settings)?, settings)
+        }
+        // A real device reaches itself.
+        #[cfg(all(feature = "verbs", target_os = "linux"))]
+        AnyDevice::Verbs(device) => open_on(device.clone().into(), settings),
+    }
 }
 
 /// Opens the device that the settings describe.
 ///
 /// # Errors
-/// [`OpenError::UnknownProfile`], [`OpenError::VerbsNotBuilt`].
+/// [`OpenError::UnknownProfile`]; `OpenError::VerbsNotBuilt`, or, in a build with the feature
+/// `verbs`, `OpenError::Verbs` with the cause.
 pub fn open_device(settings: &Settings) -> Result<AnyDevice, OpenError> {
     match &settings.device {
         DeviceSettings::Sim(sim) => sim_node(&Fabric::new(sim.seed), "sim", settings),
-        DeviceSettings::Verbs(_) => Err(OpenError::VerbsNotBuilt),
+        DeviceSettings::Verbs(verbs) => verbs_device(verbs),
     }
+}
+
+#[cfg(all(feature = "verbs", target_os = "linux"))]
+fn verbs_device(settings: &VerbsSettings) -> Result<AnyDevice, OpenError> {
+    use memreg_core::device::verbs::{VerbsDevice, VerbsOptions};
+    let options = VerbsOptions { name: settings.name.clone(), ..VerbsOptions::default() };
+    Ok(VerbsDevice::open(&options)?.into())
+}
+
+#[cfg(not(all(feature = "verbs", target_os = "linux")))]
+fn verbs_device(_: &VerbsSettings) -> Result<AnyDevice, OpenError> {
+    Err(OpenError::VerbsNotBuilt)
 }
 
 /// Opens a transport on a device that is open already.
@@ -164,7 +191,7 @@ pub(crate) fn build_options(settings: &Settings) -> BuildOptions {
 fn sim_node(fabric: &Fabric, name: &str, settings: &Settings) -> Result<AnyDevice, OpenError> {
     match &settings.device {
         DeviceSettings::Sim(sim) => Ok(fabric.add_node(name, profile_of(sim)?.caps).into()),
-        DeviceSettings::Verbs(_) => Err(OpenError::VerbsNotBuilt),
+        DeviceSettings::Verbs(verbs) => verbs_device(verbs),
     }
 }
 
@@ -182,7 +209,8 @@ mod tests {
     }
 
     fn left_over(device: &AnyDevice) -> u64 {
-        let AnyDevice::Sim(sim) = device;
+        #[allow(irrefutable_let_patterns, reason = "refutable with the feature verbs")]
+        let AnyDevice::Sim(sim) = device else { panic!("not a software device") };
         let c = sim.counters();
         c.pds + c.cqs + c.qps + c.mrs + c.mapped_ranges
     }
@@ -223,9 +251,14 @@ mod tests {
     }
 
     #[test]
-    fn unknown_profiles_list_the_known_ones_and_verbs_is_not_built() {
+    fn unknown_profiles_list_the_known_ones() {
         let e = open(&settings(&["device.profile=connectx"])).unwrap_err().to_string();
         assert!(e.contains("\"connectx\"") && e.contains("connectx-5-like, shallow"), "{e}");
+    }
+
+    #[test]
+    #[cfg(not(feature = "verbs"))]
+    fn hardware_without_the_feature_is_an_error_that_names_it() {
         let e = open(&settings(&["device.kind=verbs"])).unwrap_err();
         assert!(matches!(e, OpenError::VerbsNotBuilt));
     }

@@ -2,6 +2,7 @@
 
 use crate::error::Disposition;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Defines a newtype over an integer that is only a name for a thing.
 macro_rules! id {
@@ -49,6 +50,14 @@ id!(
 id!(
     /// The cookie of a WR. The engine packs epoch, operation and ring sequence into it.
     WrId, u64);
+
+impl DeviceId {
+    /// An id that no device of this process has had.
+    pub(crate) fn fresh() -> DeviceId {
+        static OPENED: AtomicU64 = AtomicU64::new(1);
+        DeviceId(OPENED.fetch_add(1, Ordering::Relaxed))
+    }
+}
 
 impl Tick {
     /// The moment `ns` nanoseconds later; saturates.

@@ -66,6 +66,28 @@ pub struct LimitInfo {
     pub in_use: u64,
 }
 
+impl LimitInfo {
+    /// [`what`](LimitInfo::what) of the process's limit on pinned memory.
+    pub const MEMLOCK: &'static str = "RLIMIT_MEMLOCK of this process";
+
+    /// What a user can do about it, where there is one thing to do.
+    #[must_use]
+    pub fn remedy(&self) -> Option<&'static str> {
+        (self.what == LimitInfo::MEMLOCK).then_some(
+            "raise it where the process is started: `ulimit -l`, or LimitMEMLOCK= of its service",
+        )
+    }
+}
+
+/// What is registered on a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct MemoryUse {
+    /// Live MRs.
+    pub mrs: u64,
+    /// Bytes that they cover.
+    pub bytes: u64,
+}
+
 /// A verbs call that the device refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DeviceError {
@@ -75,6 +97,8 @@ pub struct DeviceError {
     pub errno: i32,
     /// The limit behind it, where known.
     pub limit: Option<LimitInfo>,
+    /// Of a registration that found no memory: what was live on the device.
+    pub memory: Option<MemoryUse>,
 }
 
 /// What an errno means from that verb.
@@ -119,13 +143,13 @@ impl DeviceError {
     /// An error without a known limit.
     #[must_use]
     pub const fn new(verb: Verb, errno: i32) -> DeviceError {
-        DeviceError { verb, errno, limit: None }
+        DeviceError { verb, errno, limit: None, memory: None }
     }
 
     /// An error with the number that was exceeded.
     #[must_use]
     pub const fn limit(verb: Verb, errno: i32, limit: LimitInfo) -> DeviceError {
-        DeviceError { verb, errno, limit: Some(limit) }
+        DeviceError { verb, errno, limit: Some(limit), memory: None }
     }
 
     /// What it means.
@@ -182,6 +206,12 @@ impl fmt::Display for DeviceError {
         write!(f, "{}: {name} ({})", self.verb, self.errno)?;
         if let Some(l) = self.limit {
             write!(f, ": {} needs {} of {}, {} in use", l.what, l.need, l.limit, l.in_use)?;
+        }
+        if let Some(m) = self.memory {
+            write!(f, "; registered on the device: {} MRs of {} bytes", m.mrs, m.bytes)?;
+        }
+        if let Some(remedy) = self.limit.and_then(|l| l.remedy()) {
+            write!(f, "; {remedy}")?;
         }
         Ok(())
     }

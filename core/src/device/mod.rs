@@ -9,17 +9,22 @@ mod error;
 pub mod fault;
 pub mod sim;
 pub mod trace;
+#[cfg(all(feature = "verbs", target_os = "linux"))]
+pub mod verbs;
 mod wr;
 
 pub use any::AnyDevice;
 pub use caps::{Caps, TransportKind};
-pub use error::{DeviceError, DeviceErrorKind, LimitInfo, PostError, Verb, errno};
+pub use error::{DeviceError, DeviceErrorKind, LimitInfo, MemoryUse, PostError, Verb, errno};
 pub use wr::{
     PageEntry, Payload, QpState, RecvWr, Sge, Span, Wc, WcError, WcStatus, WcSuccess, Wr, WrChain,
     WrOp,
 };
 
-use self::sim::SimDevice; // the impl that `enum_dispatch` writes below names it
+// The impl that `enum_dispatch` writes below names these.
+use self::sim::SimDevice;
+#[cfg(all(feature = "verbs", target_os = "linux"))]
+use self::verbs::VerbsDevice;
 use crate::mem::{ExposedBytes, Fenced, Unmapped};
 use crate::types::{Access, CqId, DeviceId, DmaAddr, Epoch, Lkey, MrId, MwId, PdId, QpId, Rkey};
 
@@ -41,11 +46,24 @@ pub struct QpCaps {
     pub max_inline_data: u32,
 }
 
+/// The port behind an [`Endpoint`]. All zero on a software device, which needs none.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct PortAddr {
+    /// The global address of the port: the GID of the table entry that is in use.
+    pub gid: [u8; 16],
+    /// The local address on an InfiniBand subnet; 0 on Ethernet.
+    pub lid: u16,
+    /// Bytes of the longest packet.
+    pub mtu: u16,
+}
+
 /// How a peer's QP is addressed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Endpoint {
-    /// The node on its fabric.
+    /// The node on its fabric; of a verbs device its GUID.
     pub node: u64,
+    /// The port there.
+    pub port: PortAddr,
     /// The QP there.
     pub qp: QpId,
     /// The epoch that the peer's segments will carry.

@@ -10,7 +10,6 @@ use crate::device::{
 use crate::mem::{ExposedBytes, Fenced, Unmapped};
 use crate::types::{Access, CqId, DeviceId, DmaAddr, MrId, MwId, PdId, QpId};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A software device: one node of a [`Fabric`]. A handle: clones are one device.
 ///
@@ -33,12 +32,9 @@ struct Fixed {
     caps: Caps,
 }
 
-/// Devices opened in this process; ids tell buffers of different devices apart and nothing else.
-static OPENED: AtomicU64 = AtomicU64::new(1);
-
 impl SimDevice {
     pub(super) fn new(fabric: Fabric, node: usize, name: &str, caps: Caps) -> SimDevice {
-        let id = DeviceId(OPENED.fetch_add(1, Ordering::Relaxed));
+        let id = DeviceId::fresh();
         SimDevice { fabric, node, id, fixed: Arc::new(Fixed { name: name.to_owned(), caps }) }
     }
 

@@ -9,8 +9,8 @@ use super::qp::Qp;
 use super::syndrome::Syndrome;
 use super::table::Table;
 use crate::device::{
-    Caps, DeviceError, Endpoint, FastMrKind, LimitInfo, MrKeys, MwKeys, PostError, QpCaps, QpState,
-    RecvWr, RtsAttrs, Verb, Wc, WrChain, errno,
+    Caps, DeviceError, Endpoint, FastMrKind, LimitInfo, MrKeys, MwKeys, PortAddr, PostError,
+    QpCaps, QpState, RecvWr, RtsAttrs, Verb, Wc, WrChain, errno,
 };
 use crate::types::{Access, CqId, DmaAddr, Epoch, MrId, MwId, PdId, QpId, Rkey};
 
@@ -166,7 +166,7 @@ impl Node {
     pub(super) fn endpoint(&self, node: u64, qp: QpId) -> Result<Endpoint, DeviceError> {
         match self.qp_state(qp)? {
             QpState::Reset => Err(DeviceError::new(Verb::QueryQp, errno::EINVAL)),
-            _ => Ok(Endpoint { node, qp, epoch: Epoch(0) }),
+            _ => Ok(Endpoint { node, port: PortAddr::default(), qp, epoch: Epoch(0) }),
         }
     }
 

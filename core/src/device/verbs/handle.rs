@@ -1,0 +1,609 @@
+//! The handle of one opened device: what the engine holds.
+
+use super::context::{Context, RawEvent};
+use super::host::memlock;
+use super::objects::{Cq, Mr, Mw, Pd, Qp};
+use super::open::{OpenError, Port, VerbsOptions, open};
+use super::post::completion;
+use super::tables::{Ids, Tables};
+use crate::device::{
+    AsyncEvent, Caps, Device, DeviceError, Endpoint, FastMrKind, LimitInfo, MemoryUse, MrKeys,
+    MwKeys, PostError, QpCaps, QpState, RecvWr, RtsAttrs, TransportKind, Verb, Wc, WrChain, WrOp,
+    errno, sealed,
+};
+use crate::mem::{ExposedBytes, Fenced, Unmapped};
+use crate::types::{Access, CqId, DeviceId, DmaAddr, Epoch, MrId, MwId, PdId, QpId};
+use ibverbs_sys as ffi;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A device of libibverbs. A handle: clones are one device.
+///
+/// # Shape
+/// Made by [`VerbsDevice::open`]. Objects that are not ended when the last handle goes are ended
+/// then, windows first.
+/// # Cost
+/// Posts with a bind or an invalidation in them take one lock for the device, other posts and polls
+/// one for the queue.
+#[derive(Clone)]
+pub struct VerbsDevice {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    tables: Mutex<Tables>,
+    /// Looking for events is a system call: done when there is reason to, and now and then.
+    suspect: AtomicBool,
+    looked: AtomicU32,
+    id: DeviceId,
+    name: String,
+    node: u64,
+    port: Port,
+    caps: Caps,
+    kernel_flags: bool,
+    context: Arc<Context>,
+}
+
+/// Objects that exist on a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct VerbsObjects {
+    /// Protection domains.
+    pub pds: usize,
+    /// Completion queues.
+    pub cqs: usize,
+    /// Queue pairs.
+    pub qps: usize,
+    /// Memory regions.
+    pub mrs: usize,
+    /// Bytes that they cover.
+    pub mr_bytes: u64,
+    /// Windows.
+    pub windows: usize,
+    /// Buffers that the device is lent.
+    pub lent: usize,
+}
+
+impl VerbsDevice {
+    /// Opens a device and chooses a port and a GID.
+    ///
+    /// # Errors
+    /// [`OpenError`] with the cause: no kernel support, no provider, no node, no permission, no
+    /// active port, no such GID.
+    pub fn open(options: &VerbsOptions) -> Result<VerbsDevice, OpenError> {
+        let opened = open(options)?;
+        let attr = &opened.attr;
+        let inner = Inner {
+            id: DeviceId::fresh(),
+            node: u64::from_be(attr.node_guid),
+            caps: caps(attr, opened.context.ops().windows.is_some(), opened.transport),
+            kernel_flags: attr.vendor_id == RXE_VENDOR,
+            name: opened.name,
+            port: opened.port,
+            context: opened.context,
+            tables: Mutex::default(),
+            suspect: AtomicBool::new(false),
+            looked: AtomicU32::new(0),
+        };
+        tracing::info!(
+            device = inner.name,
+            port = inner.port.num,
+            gid_index = inner.port.gid_index,
+            "device opened"
+        );
+        Ok(VerbsDevice { inner: Arc::new(inner) })
+    }
+
+    /// What exists on it now.
+    #[must_use]
+    pub fn objects(&self) -> VerbsObjects {
+        let t = self.inner.tables();
+        VerbsObjects {
+            pds: t.pds.count(),
+            cqs: t.cqs.count(),
+            qps: t.qps.len(),
+            mrs: t.mrs.count(),
+            mr_bytes: t.mrs.iter().map(|(_, mr)| mr.len).sum(),
+            windows: t.windows.count(),
+            lent: t.lent.len(),
+        }
+    }
+
+    /// The port in use, and the index of its GID.
+    #[must_use]
+    pub fn port(&self) -> (u8, u8) {
+        (self.inner.port.num, self.inner.port.gid_index)
+    }
+
+    /// Whether the GID in use reaches no farther than the link: the first suspect when a connection
+    /// times out.
+    #[must_use]
+    pub fn is_link_local(&self) -> bool {
+        self.inner.port.link_local
+    }
+
+    /// Leaves it to the device to refuse an MR that a window is bound onto. Kernels say EINVAL, for
+    /// an MR that is there and was valid all along: it is busy.
+    pub(super) fn dereg_unguarded(&self, mr: MrId) -> Result<(), DeviceError> {
+        let ended = self.inner.end(Verb::DeregMr, mr.0, |t| &mut t.mrs, Mr::end);
+        ended.map_err(|e| match e.errno {
+            errno::EINVAL if self.inner.tables().mrs.get(mr.0).is_some() => {
+                DeviceError::new(Verb::DeregMr, errno::EBUSY)
+            }
+            _ => e,
+        })
+    }
+
+    fn qp(&self, verb: Verb, qp: QpId) -> Result<Arc<Qp>, DeviceError> {
+        let t = self.inner.tables();
+        t.qps.get(&qp.0).cloned().ok_or(DeviceError::new(verb, errno::EINVAL))
+    }
+
+    fn pd(&self, verb: Verb, pd: PdId) -> Result<Arc<Pd>, DeviceError> {
+        let t = self.inner.tables();
+        t.pds.get(pd.0).cloned().ok_or(DeviceError::new(verb, errno::EINVAL))
+    }
+}
+
+impl Inner {
+    fn tables(&self) -> MutexGuard<'_, Tables> {
+        locked(&self.tables)
+    }
+
+    /// A verb failed: there may be an event that says why.
+    fn failed(&self, verb: Verb, errno: i32) -> DeviceError {
+        self.suspect.store(true, Ordering::Relaxed);
+        DeviceError::new(verb, errno)
+    }
+
+    fn made<T>(&self, verb: Verb, made: Result<T, i32>) -> Result<T, DeviceError> {
+        made.map_err(|e| self.failed(verb, e))
+    }
+
+    /// Ends an object of a table, and keeps it if the device does not end it.
+    fn end<T>(
+        &self,
+        verb: Verb,
+        id: u32,
+        of: fn(&mut Tables) -> &mut Ids<T>,
+        end: fn(&mut T) -> Result<(), i32>,
+    ) -> Result<(), DeviceError> {
+        let taken = of(&mut self.tables()).take(id);
+        let mut object = taken.map_err(|e| DeviceError::new(verb, e))?;
+        let ended = end(&mut object);
+        let mut t = self.tables();
+        match ended {
+            Ok(()) => {
+                of(&mut t).release(id);
+                Ok(())
+            }
+            Err(e) => {
+                of(&mut t).put_back(id, Arc::new(object));
+                Err(self.failed(verb, e))
+            }
+        }
+    }
+
+    /// Adds the numbers to a registration that found no memory.
+    fn no_memory(&self, e: DeviceError, need: u64) -> DeviceError {
+        if e.errno != errno::ENOMEM {
+            return e;
+        }
+        let t = self.tables();
+        let (mrs, bytes) = (t.mrs.count() as u64, t.mrs.iter().map(|(_, m)| m.len).sum());
+        let limit = registration_limit(need, memlock(), MemoryUse { mrs, bytes }, &self.caps);
+        DeviceError { limit, memory: Some(MemoryUse { mrs, bytes }), ..e }
+    }
+
+    fn is_time_to_look(&self) -> bool {
+        let count = self.looked.fetch_add(1, Ordering::Relaxed);
+        self.suspect.swap(false, Ordering::Relaxed) || count.is_multiple_of(LOOK_EVERY)
+    }
+
+    /// Takes all events of the device and hands each to those it concerns.
+    fn collect_events(&self) {
+        while let Some(event) = self.context.next_event() {
+            let t = self.tables();
+            for qp in t.qps.values() {
+                let heard = match event {
+                    RawEvent::Qp(num) if num == qp.num => AsyncEvent::QpFatal(QpId(num)),
+                    RawEvent::Cq(cq) if cq == qp.cq.ptr() => match cq_id(&t, &qp.cq) {
+                        Some(id) => AsyncEvent::CqOverrun(id),
+                        None => continue,
+                    },
+                    RawEvent::PortDown(port) if port == self.port.num => AsyncEvent::PortDown(port),
+                    RawEvent::PortUp(port) if port == self.port.num => AsyncEvent::PortUp(port),
+                    RawEvent::Fatal => AsyncEvent::DeviceFatal,
+                    _ => continue,
+                };
+                locked(&qp.events).push_back(heard);
+            }
+            tracing::debug!(device = self.name, ?event, "device event");
+        }
+    }
+}
+
+impl sealed::Sealed for VerbsDevice {}
+
+impl Device for VerbsDevice {
+    fn id(&self) -> DeviceId {
+        self.inner.id
+    }
+
+    fn caps(&self) -> Caps {
+        self.inner.caps.clone()
+    }
+
+    fn name(&self) -> String {
+        self.inner.name.clone()
+    }
+
+    fn alloc_pd(&self) -> Result<PdId, DeviceError> {
+        let pd = self.inner.made(Verb::AllocPd, Pd::alloc(&self.inner.context))?;
+        stored(Verb::AllocPd, self.inner.tables().pds.insert(pd)).map(PdId)
+    }
+
+    fn dealloc_pd(&self, pd: PdId) -> Result<(), DeviceError> {
+        self.inner.end(Verb::DeallocPd, pd.0, |t| &mut t.pds, Pd::end)
+    }
+
+    fn create_cq(&self, entries: u32) -> Result<(CqId, u32), DeviceError> {
+        let cq = Cq::create(&self.inner.context, entries);
+        let cq = cq.map_err(|e| {
+            let limit = u64::from(self.inner.caps.max_cqe);
+            over(self.inner.failed(Verb::CreateCq, e), "max_cqe", entries.into(), limit)
+        })?;
+        let got = cq.entries;
+        let id = stored(Verb::CreateCq, self.inner.tables().cqs.insert(cq))?;
+        Ok((CqId(id), got))
+    }
+
+    fn destroy_cq(&self, cq: CqId) -> Result<(), DeviceError> {
+        self.inner.end(Verb::DestroyCq, cq.0, |t| &mut t.cqs, Cq::end)
+    }
+
+    fn create_qp(
+        &self,
+        pd: PdId,
+        cq: CqId,
+        mut ask: QpCaps,
+    ) -> Result<(QpId, QpCaps), DeviceError> {
+        let pd = self.pd(Verb::CreateQp, pd)?;
+        let cq = self.inner.tables().cqs.get(cq.0).cloned();
+        let cq = cq.ok_or(DeviceError::new(Verb::CreateQp, errno::EINVAL))?;
+        let (qp, got) = loop {
+            match Qp::create(&pd, &cq, ask) {
+                Ok(made) => break made,
+                // No attribute tells how many inline bytes there are: found by asking (B35).
+                Err(errno::EINVAL | errno::ENOMEM) if ask.max_inline_data > 0 => {
+                    ask.max_inline_data =
+                        if ask.max_inline_data > 32 { ask.max_inline_data / 2 } else { 0 };
+                }
+                Err(e) => {
+                    let e = self.inner.failed(Verb::CreateQp, e);
+                    let need = u64::from(ask.max_send_wr.max(ask.max_recv_wr));
+                    return Err(over(e, "max_qp_wr", need, self.inner.caps.max_qp_wr.into()));
+                }
+            }
+        };
+        let num = qp.num;
+        self.inner.tables().qps.insert(num, Arc::new(qp));
+        Ok((QpId(num), got))
+    }
+
+    fn qp_to_init(&self, qp: QpId) -> Result<(), DeviceError> {
+        let q = self.qp(Verb::ModifyQp, qp)?;
+        self.inner.made(Verb::ModifyQp, q.to_init(&self.inner.port))
+    }
+
+    fn endpoint(&self, qp: QpId) -> Result<Endpoint, DeviceError> {
+        self.qp(Verb::QueryQp, qp)?;
+        let (node, port) = (self.inner.node, self.inner.port.addr);
+        Ok(Endpoint { node, port, qp, epoch: Epoch(0) })
+    }
+
+    fn qp_to_rts(&self, qp: QpId, peer: Endpoint, attrs: RtsAttrs) -> Result<(), DeviceError> {
+        let q = self.qp(Verb::ModifyQp, qp)?;
+        let rtr = q.to_rtr(&self.inner.port, peer.qp.0, peer.port);
+        self.inner.made(Verb::ModifyQp, rtr)?;
+        self.inner.made(Verb::ModifyQp, q.to_rts(&self.inner.port, attrs.rnr_retry))
+    }
+
+    fn qp_to_err(&self, qp: QpId) -> Result<(), DeviceError> {
+        let q = self.qp(Verb::ModifyQp, qp)?;
+        self.inner.made(Verb::ModifyQp, q.to_err())
+    }
+
+    fn qp_state(&self, qp: QpId) -> Result<QpState, DeviceError> {
+        let q = self.qp(Verb::QueryQp, qp)?;
+        self.inner.made(Verb::QueryQp, q.state())
+    }
+
+    /// # Errors
+    /// EBUSY also while a window exists that was bound on it last: destroying the QP could wait for
+    /// the window for most of a minute.
+    fn destroy_qp(&self, qp: QpId) -> Result<(), DeviceError> {
+        let refused = |errno| DeviceError::new(Verb::DestroyQp, errno);
+        let mut t = self.inner.tables();
+        if t.windows.any_on(qp) {
+            return Err(refused(errno::EBUSY));
+        }
+        let shared = t.qps.remove(&qp.0).ok_or(refused(errno::EINVAL))?;
+        let mut q = match Arc::try_unwrap(shared) {
+            Ok(q) => q,
+            Err(shared) => {
+                t.qps.insert(qp.0, shared);
+                return Err(refused(errno::EBUSY));
+            }
+        };
+        drop(t);
+        // The library waits in `end` until every event that was taken is acknowledged; ours are.
+        q.end().map_err(|e| {
+            let e = self.inner.failed(Verb::DestroyQp, e);
+            self.inner.tables().qps.insert(qp.0, Arc::new(q));
+            e
+        })
+    }
+
+    fn dma_map(
+        &self,
+        bytes: &ExposedBytes,
+        _home: Option<DmaAddr>,
+    ) -> Result<DmaAddr, DeviceError> {
+        let addr = bytes.addr();
+        let mut t = self.inner.tables();
+        if t.lent.contains_key(&addr) {
+            return Err(DeviceError::new(Verb::DmaMap, errno::EBUSY));
+        }
+        t.lent.insert(addr, bytes.clone());
+        Ok(DmaAddr(addr))
+    }
+
+    fn dma_unmap(&self, addr: DmaAddr, proof: Fenced) -> Result<Unmapped, (DeviceError, Fenced)> {
+        match self.inner.tables().lent.remove(&addr.0) {
+            Some(_) => Ok(Unmapped::after(proof)),
+            None => Err((DeviceError::new(Verb::DmaUnmap, errno::EINVAL), proof)),
+        }
+    }
+
+    fn reg_mr(
+        &self,
+        pd: PdId,
+        addr: DmaAddr,
+        len: u64,
+        access: Access,
+    ) -> Result<MrKeys, DeviceError> {
+        if len == 0 {
+            return Err(DeviceError::new(Verb::RegMr, errno::EINVAL));
+        }
+        let pd = self.pd(Verb::RegMr, pd)?;
+        let memory = self.inner.tables().memory(addr.0, len);
+        let memory = memory.ok_or(DeviceError::new(Verb::RegMr, errno::EFAULT))?;
+        let mr = self.inner.made(Verb::RegMr, Mr::register(&pd, addr.0, len, access, memory));
+        let mr = mr.map_err(|e| self.inner.no_memory(e, len))?;
+        let (lkey, rkey) = (mr.lkey, mr.rkey);
+        let id = stored(Verb::RegMr, self.inner.tables().mrs.insert(mr))?;
+        Ok(MrKeys { mr: MrId(id), lkey, rkey })
+    }
+
+    fn alloc_fast_mr(&self, _: PdId, _: u32, _: FastMrKind) -> Result<MrKeys, DeviceError> {
+        // The kernel keeps page lists to itself.
+        Err(DeviceError::new(Verb::AllocMr, errno::EOPNOTSUPP))
+    }
+
+    fn dereg_mr(&self, mr: MrId) -> Result<(), DeviceError> {
+        if self.inner.tables().windows.any_onto(mr) {
+            return Err(DeviceError::new(Verb::DeregMr, errno::EBUSY));
+        }
+        self.dereg_unguarded(mr)
+    }
+
+    fn alloc_mw(&self, pd: PdId) -> Result<MwKeys, DeviceError> {
+        let pd = self.pd(Verb::AllocMw, pd)?;
+        let mw = Mw::alloc(&pd).map_err(|e| {
+            let e = self.inner.failed(Verb::AllocMw, e);
+            let in_use = self.inner.tables().windows.count() as u64;
+            over(e, "max_mw", in_use + 1, self.inner.caps.max_mw.into())
+        })?;
+        let stored = self.inner.tables().windows.insert(mw);
+        // A device that hands out one key twice is broken.
+        let (mw, rkey) = stored.map_err(|_| DeviceError::new(Verb::AllocMw, errno::EIO))?;
+        Ok(MwKeys { mw, rkey })
+    }
+
+    fn dealloc_mw(&self, mw: MwId) -> Result<(), DeviceError> {
+        let removed = self.inner.tables().windows.remove(mw);
+        let mut removed = removed.ok_or(DeviceError::new(Verb::DeallocMw, errno::EINVAL))?;
+        removed.end().map_err(|e| {
+            let e = self.inner.failed(Verb::DeallocMw, e);
+            self.inner.tables().windows.restore(removed);
+            e
+        })
+    }
+
+    fn post_send(&self, qp: QpId, chain: &WrChain) -> Result<(), PostError> {
+        let refused = |cause| PostError { posted: 0, cause };
+        let mut t = self.inner.tables();
+        let q = t.qps.get(&qp.0).cloned();
+        let q = q.ok_or(refused(DeviceError::new(Verb::PostSend, errno::EINVAL)))?;
+        let mut scratch = locked(&q.scratch);
+        if let Err(e) = scratch.build(qp, chain, &mut t) {
+            t.windows.settle(0);
+            return Err(refused(e));
+        }
+        if !chain.wrs().iter().any(|wr| changes_a_window(&wr.op)) {
+            drop(t);
+            return scratch.post(&q, chain).inspect_err(|_| self.inner.suspect());
+        }
+        let posted = scratch.post(&q, chain);
+        t.windows.settle(posted.as_ref().err().map_or(usize::MAX, |e| e.posted));
+        posted.inspect_err(|_| self.inner.suspect())
+    }
+
+    fn post_recv(&self, qp: QpId, wrs: &[RecvWr]) -> Result<(), PostError> {
+        let q = self.qp(Verb::PostRecv, qp).map_err(|cause| PostError { posted: 0, cause })?;
+        let mut scratch = locked(&q.scratch);
+        scratch.post_recv(&q, wrs).inspect_err(|_| self.inner.suspect())
+    }
+
+    fn poll_cq(&self, cq: CqId, max: usize, out: &mut Vec<Wc>) -> Result<usize, DeviceError> {
+        let cq = self.inner.tables().cqs.get(cq.0).cloned();
+        let cq = cq.ok_or(DeviceError::new(Verb::PollCq, errno::EINVAL))?;
+        let mut completions = locked(&cq.completions);
+        let got = completions.poll(&cq, max);
+        let wcs = got.map_err(|e| self.inner.failed(Verb::PollCq, e))?;
+        for raw in wcs {
+            let wc = completion(raw, self.inner.kernel_flags);
+            match &wc {
+                Wc::Success(s) => {
+                    if let Some(key) = s.invalidated {
+                        self.inner.tables().windows.invalidated(key);
+                    }
+                }
+                Wc::Error(_) => self.inner.suspect(),
+            }
+            out.push(wc);
+        }
+        Ok(wcs.len())
+    }
+
+    fn next_event(&self, qp: QpId) -> Option<AsyncEvent> {
+        let q = self.qp(Verb::QueryQp, qp).ok()?;
+        let waiting = locked(&q.events).pop_front();
+        if waiting.is_some() || !self.inner.is_time_to_look() {
+            return waiting;
+        }
+        self.inner.collect_events();
+        locked(&q.events).pop_front()
+    }
+
+    fn step(&self) -> bool {
+        false
+    }
+}
+
+impl Inner {
+    fn suspect(&self) {
+        self.suspect.store(true, Ordering::Relaxed);
+    }
+}
+
+impl fmt::Debug for VerbsDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "VerbsDevice({}, port {})", self.inner.name, self.inner.port.num)
+    }
+}
+
+fn changes_a_window(op: &WrOp) -> bool {
+    matches!(op, WrOp::BindMw { .. } | WrOp::LocalInv(_))
+}
+
+/// A thread that panicked with the lock held has not left a list half built: each is cleared before
+/// use, and tables change in single steps.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn stored<T>(verb: Verb, stored: Result<u32, T>) -> Result<u32, DeviceError> {
+    stored.map_err(|_| DeviceError::new(verb, errno::ENOMEM))
+}
+
+fn cq_id(t: &Tables, cq: &Arc<Cq>) -> Option<CqId> {
+    t.cqs.iter().find(|(_, c)| Arc::ptr_eq(c, cq)).map(|(id, _)| CqId(id))
+}
+
+/// Adds the number that was exceeded, if it was.
+fn over(e: DeviceError, what: &'static str, need: u64, limit: u64) -> DeviceError {
+    let exceeded = need > limit;
+    let limit = exceeded.then_some(LimitInfo { what, need, limit, in_use: 0 });
+    DeviceError { limit, ..e }
+}
+
+/// Which limit a registration of `need` bytes that found no memory has most likely met.
+fn registration_limit(
+    need: u64,
+    memlock: Option<u64>,
+    live: MemoryUse,
+    caps: &Caps,
+) -> Option<LimitInfo> {
+    let max_mr = u64::from(caps.max_mr);
+    if live.mrs >= max_mr {
+        return Some(LimitInfo { what: "max_mr", need: 1, limit: max_mr, in_use: live.mrs });
+    }
+    if need > caps.max_mr_size {
+        let limit = caps.max_mr_size;
+        return Some(LimitInfo { what: "max_mr_size", need, limit, in_use: 0 });
+    }
+    let limit = memlock.filter(|&limit| need.saturating_add(live.bytes) > limit)?;
+    Some(LimitInfo { what: LimitInfo::MEMLOCK, need, limit, in_use: live.bytes })
+}
+
+fn caps(attr: &ffi::ibv_device_attr, windows: bool, transport: TransportKind) -> Caps {
+    let flag = |bit| attr.device_cap_flags & bit != 0;
+    let number = |n: i32| u32::try_from(n).unwrap_or(0);
+    Caps {
+        transport,
+        mem_mgt_extensions: flag(ffi::IBV_DEVICE_MEM_MGT_EXTENSIONS),
+        // Kernel-only facilities: a program has windows instead.
+        sg_gaps: false,
+        max_fast_reg_page_list_len: 0,
+        mem_window_type_2b: flag(ffi::IBV_DEVICE_MEM_WINDOW_TYPE_2B),
+        max_mw: if windows { number(attr.max_mw) } else { 0 },
+        max_mr: number(attr.max_mr),
+        max_mr_size: attr.max_mr_size,
+        max_qp_wr: number(attr.max_qp_wr),
+        wide_sge: 0,
+        max_qp_wr_wide: 0,
+        max_cqe: number(attr.max_cqe),
+        max_sge: number(attr.max_sge),
+        max_sge_rd: number(attr.max_sge_rd),
+        max_inline_data: INLINE_ASKED,
+        page_size: u32::try_from(rustix::param::page_size()).unwrap_or(4096),
+    }
+}
+
+/// The vendor number of rdma_rxe, whose provider hands the kernel's completion flags through.
+const RXE_VENDOR: u32 = 0x00ff_ffff;
+/// Asked for; [`Device::create_qp`] says what there is.
+const INLINE_ASKED: u32 = 256;
+/// Calls between two looks for events that nothing has hinted at.
+const LOOK_EVERY: u32 = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::DeviceErrorKind;
+
+    fn caps() -> Caps {
+        Caps { max_mr: 10, max_mr_size: 1 << 31, ..Caps::default() }
+    }
+
+    fn refused(need: u64, memlock: Option<u64>, live: MemoryUse) -> DeviceError {
+        let limit = registration_limit(need, memlock, live, &caps());
+        DeviceError { limit, memory: Some(live), ..DeviceError::new(Verb::RegMr, errno::ENOMEM) }
+    }
+
+    #[test]
+    fn b01_a_registration_over_memlock_names_need_limit_and_remedy() {
+        let e = refused(102_400, Some(65_536), MemoryUse::default());
+        assert_eq!(e.kind(), DeviceErrorKind::Limit);
+        let text = e.to_string();
+        assert!(text.contains("RLIMIT_MEMLOCK of this process needs 102400 of 65536"), "{text}");
+        assert!(text.contains("ulimit -l"), "{text}");
+    }
+
+    #[test]
+    fn b06_a_registration_without_memory_tells_what_is_live() {
+        let e = refused(4096, None, MemoryUse { mrs: 3, bytes: 12_288 });
+        assert_eq!(e.kind(), DeviceErrorKind::OutOfMemory);
+        assert!(e.to_string().contains("3 MRs of 12288 bytes"), "{e}");
+    }
+
+    #[test]
+    fn device_limits_come_before_the_process_limit() {
+        let live = MemoryUse { mrs: 10, bytes: 1 };
+        assert_eq!(refused(1, Some(0), live).limit.unwrap().what, "max_mr");
+        let e = refused(1 << 32, Some(0), MemoryUse::default());
+        assert_eq!(e.limit.unwrap().what, "max_mr_size");
+    }
+}

@@ -1,0 +1,43 @@
+//! Real devices, through the system's libibverbs. This is one of the two modules with `unsafe`
+//! code; nothing outside it names libibverbs.
+//!
+//! - `host`: what this host shows of its devices, and why one cannot be used
+//! - `open`: which device, which port, which GID
+//! - `context`, `objects`: the library's objects, each owned once
+//! - `post`: chains into the library's WRs, and exact accounts of what was taken
+//! - `windows`: the key of every window, which the library does not keep
+//! - `tables`, `handle`: the [`Device`](super::Device) that all this makes
+//!
+//! # Safety
+//! What the unsafe blocks of this module rely on, and what upholds it:
+//! - O1: a pointer to an object of the library is valid from the verb that made it to the verb that
+//!   ends it. One owner struct holds it, and ends it once: `end`, or its `Drop`.
+//! - O2: parents outlive children: every object holds its parents by `Arc`, so the library never
+//!   sees a child whose parent has ended.
+//! - O3: memory stays mapped while an MR covers it: the MR holds its allocation, and gives it up
+//!   only after the library has deregistered it. If that fails the allocation is leaked.
+//! - O4: lists handed to a verb (WRs, SGEs, inline bytes, WCs) live in buffers that are borrowed
+//!   for the whole call and not moved in it; their lengths are those of the buffers.
+//! - O5: a window's handle is written by one thread at a time, under the lock of the tables, which
+//!   every post that reads such a handle holds too.
+//! - O6: verbs may be called from any thread: objects are safe for multi-threaded access unless
+//!   made in a thread domain, which this module never uses (ibv_alloc_td(3)).
+//!
+//! # Divergence
+//! `dma_unmap` ends the loan of the bytes in this process; a verbs device has no call to revoke an
+//! address. What keeps the device away is the `Fenced` proof, and O3 keeps the memory.
+
+mod context;
+mod handle;
+mod host;
+mod objects;
+mod open;
+mod post;
+mod tables;
+#[cfg(test)]
+mod tests;
+mod windows;
+
+pub use handle::{VerbsDevice, VerbsObjects};
+pub use host::{DeviceStatus, Found, Host};
+pub use open::{OpenError, PortInfo, PortState, VerbsOptions};

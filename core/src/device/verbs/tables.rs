@@ -1,0 +1,138 @@
+//! Every object of one device by id.
+
+use super::objects::{Cq, Mr, Pd, Qp};
+use super::windows::Windows;
+use crate::device::errno;
+use crate::mem::{Allocation, ExposedBytes};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// All objects. Behind one lock, which the slow verbs do not hold.
+#[derive(Default)]
+pub(super) struct Tables {
+    // Dropped in this order: windows before their QPs, everything before its PD.
+    pub(super) windows: Windows,
+    pub(super) qps: BTreeMap<u32, Arc<Qp>>,
+    pub(super) mrs: Ids<Mr>,
+    pub(super) cqs: Ids<Cq>,
+    pub(super) pds: Ids<Pd>,
+    /// What is lent, by the address of the first byte.
+    pub(super) lent: BTreeMap<u64, ExposedBytes>,
+}
+
+impl Tables {
+    /// The memory that the whole range lies in, if it is lent.
+    pub(super) fn memory(&self, addr: u64, len: u64) -> Option<Arc<Allocation>> {
+        let (start, bytes) = self.lent.range(..=addr).next_back()?;
+        let end = addr.checked_add(len)?;
+        let last = start.checked_add(bytes.len() as u64)?;
+        (end <= last).then(|| bytes.lifetime())
+    }
+}
+
+/// Objects of one kind under ids that count up and are not reused while in use.
+pub(super) struct Ids<T> {
+    all: Vec<Option<Arc<T>>>,
+    free: Vec<u32>,
+    count: usize,
+}
+
+impl<T> Default for Ids<T> {
+    fn default() -> Ids<T> {
+        Ids { all: vec![], free: vec![], count: 0 }
+    }
+}
+
+impl<T> Ids<T> {
+    pub(super) fn insert(&mut self, value: T) -> Result<u32, T> {
+        let id = match self.free.pop() {
+            Some(id) => id,
+            None => match u32::try_from(self.all.len()) {
+                Ok(id) => {
+                    self.all.push(None);
+                    id
+                }
+                Err(_) => return Err(value),
+            },
+        };
+        self.put_back(id, Arc::new(value));
+        Ok(id)
+    }
+
+    pub(super) fn get(&self, id: u32) -> Option<&Arc<T>> {
+        self.all.get(id as usize)?.as_ref()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &Arc<T>)> {
+        let used = self.all.iter().enumerate();
+        used.filter_map(|(id, v)| Some((u32::try_from(id).ok()?, v.as_ref()?)))
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Takes an object out to end it. Until [`Ids::release`] its id names nothing else.
+    ///
+    /// # Errors
+    /// EINVAL: there is none. EBUSY: something holds on to it.
+    pub(super) fn take(&mut self, id: u32) -> Result<T, i32> {
+        let slot = self.all.get_mut(id as usize).ok_or(errno::EINVAL)?;
+        let object = slot.take().ok_or(errno::EINVAL)?;
+        match Arc::try_unwrap(object) {
+            Ok(value) => {
+                self.count -= 1;
+                Ok(value)
+            }
+            Err(shared) => {
+                *slot = Some(shared);
+                Err(errno::EBUSY)
+            }
+        }
+    }
+
+    /// The object of an id that was taken is gone: the id is free.
+    pub(super) fn release(&mut self, id: u32) {
+        self.free.push(id);
+    }
+
+    /// Puts an object back that the device would not end.
+    pub(super) fn put_back(&mut self, id: u32, value: Arc<T>) {
+        if let Some(slot) = self.all.get_mut(id as usize) {
+            *slot = Some(value);
+            self.count += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mem::DmaBuf;
+
+    #[test]
+    fn an_object_in_use_is_busy_and_keeps_its_id() {
+        let mut t = Ids::default();
+        let (a, b) = (t.insert('a').unwrap(), t.insert('b').unwrap());
+        let held = Arc::clone(t.get(a).unwrap());
+        assert_eq!(t.take(a), Err(errno::EBUSY));
+        drop(held);
+        assert_eq!(t.take(a), Ok('a'));
+        assert_eq!(t.take(a), Err(errno::EINVAL), "already taken");
+        assert_eq!((t.insert('c').unwrap(), t.count()), (2, 2), "not reused before its release");
+        t.release(a);
+        assert_eq!(t.insert('d').unwrap(), a);
+        assert_eq!(t.iter().map(|(id, _)| id).collect::<Vec<_>>(), [a, b, 2]);
+    }
+
+    #[test]
+    fn only_ranges_that_are_lent_whole_can_be_registered() {
+        let mut t = Tables::default();
+        let (bytes, _) = DmaBuf::new(8192).unwrap().into_exposed();
+        let at = bytes.addr();
+        t.lent.insert(at, bytes);
+        assert!(t.memory(at, 8192).is_some() && t.memory(at + 8191, 1).is_some());
+        assert!(t.memory(at + 1, 8192).is_none() && t.memory(at - 1, 2).is_none());
+        assert!(t.memory(at, u64::MAX).is_none());
+    }
+}
