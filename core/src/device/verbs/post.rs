@@ -319,7 +319,8 @@ mod tests {
         let key = 0x1234;
         let recv = |flags| {
             let mut raw = [0u8; size_of::<ibv_wc>()];
-            // status 0 at 8, opcode 128 at 12, imm at 24, flags at 36: the layout of ibv_poll_cq(3).
+            // The layout of ibv_poll_cq(3): status at 8, opcode at 12, immediate data at 24,
+            // flags at 36.
             raw[12] = 128;
             raw[24..28].copy_from_slice(&u32::to_ne_bytes(key));
             raw[36..40].copy_from_slice(&u32::to_ne_bytes(flags));
