@@ -382,9 +382,18 @@ pub enum Reject {
     /// A capability flag is not set.
     #[error("device has no {0}")]
     Missing(&'static str),
-    /// REG_MR is announced, but its page list has no entries.
-    #[error("device announces MEM_MGT_EXTENSIONS with page list length 0")]
-    NoPageList,
+    /// REG_MR is announced, but its page list has no entries, and there are no windows to bind
+    /// instead.
+    #[error(
+        "device announces MEM_MGT_EXTENSIONS with page list length 0, and no type-2 windows \
+         (2B {}, max_mw {max_mw})", if *type_2b { "announced" } else { "not announced" }
+    )]
+    NoWindows {
+        /// Whether the device announces windows of type 2B.
+        type_2b: bool,
+        /// Windows that it says may exist.
+        max_mw: u32,
+    },
     /// The strategy trusts the peer with memory that it cannot take back; the user has not agreed.
     #[error("it cannot take a key back; set strategy.danger_trust_peer = true to use it")]
     NeedsTrust,

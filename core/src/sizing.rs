@@ -1,8 +1,18 @@
 //! Queue sizes as pure functions of the device's limits and the user's wish (spec §1.4 with D-05,
 //! D-06 and D-08 mended).
 
+mod parts;
+mod request;
+mod step_down;
+
+pub use parts::SendParts;
+pub use request::{
+    PerRequest, Reach, WINDOW_BYTES_LIMIT, page_list_reach, page_list_request, window_limits,
+    window_request,
+};
+pub use step_down::step_down;
+
 use crate::device::Caps;
-use crate::memreg::MAX_REGIONS;
 
 /// What the user wants.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -59,6 +69,8 @@ pub struct Clamp {
 /// The sizes that a strategy works with.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Limits {
+    /// What a region is made of, in words: "page list", "window", "ordinary MR", "bounce".
+    pub mechanism: &'static str,
     /// Page-list entries of one region; 0 where a region is a contiguous range.
     pub page_list_depth: u32,
     /// Regions of one operation (R).
@@ -111,7 +123,8 @@ pub enum SizeError {
     },
     /// The CQ is too short for every WR that can be outstanding.
     #[error(
-        "{need} completions can be outstanding ({send} send, {recv} receive), max_cqe is {limit}"
+        "{need} completions can be outstanding ({send} send, {recv} receive), max_cqe is {limit}; \
+         it has room for {fit} operations"
     )]
     Cq {
         /// Entries needed.
@@ -122,6 +135,21 @@ pub enum SizeError {
         recv: u32,
         /// The device's limit.
         limit: u32,
+        /// Operations that would fit, 0 if not even one.
+        fit: u32,
+    },
+    /// The device refused every length of the send queue down to this one.
+    #[error(
+        "the device refuses a send queue of {need} slots, which one operation needs ({wr} WRs, \
+         {backchannel} backchannel, 1 drain)"
+    )]
+    Refused {
+        /// Slots of the whole queue for one operation.
+        need: u32,
+        /// WRs of the operation.
+        wr: u32,
+        /// Backchannel slots.
+        backchannel: u32,
     },
     /// A number must be at least 1.
     #[error("{0} is zero")]
@@ -134,52 +162,11 @@ pub enum SizeError {
     Other(&'static str),
 }
 
-/// What one operation of a strategy needs.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct PerRequest {
-    /// Page-list entries of one region (d); 0 where a region is a contiguous range.
-    pub page_list_depth: u32,
-    /// Regions (R).
-    pub regions: u32,
-    /// WRs on the send queue.
-    pub wr: u32,
-    /// Largest payload.
-    pub payload_bytes: u64,
-}
-
-/// Regions and WRs of one operation for a strategy that registers page lists by WR.
-///
-/// With P = pages of the largest payload at any offset and d = min(P, page list): R = min(ceil(P/d)
-/// + 2, 16) for payload, head and tail; 2R + 1 WRs; payload pages = min(P, (R − 2)·d).
-///
-/// # Errors
-/// [`SizeError::Zero`], [`SizeError::PageSize`].
-pub fn page_list_request(caps: &Caps, ask: &Ask) -> Result<PerRequest, SizeError> {
-    check_ask(caps, ask)?;
-    let page = u64::from(caps.page_size);
-    let pages = ask.max_payload_bytes / page + 1;
-    let list = u64::from(caps.max_fast_reg_page_list_len);
-    if list == 0 {
-        return Err(SizeError::Zero("max_fast_reg_page_list_len"));
-    }
-    let depth = pages.min(list);
-    let regions = (pages.div_ceil(depth)).saturating_add(2).min(MAX_REGIONS as u64);
-    let payload_pages = pages.min((regions - 2) * depth);
-    // P counts one page more than the payload has, for a start inside a page.
-    let payload = if payload_pages == pages {
-        ask.max_payload_bytes
-    } else {
-        (payload_pages * page).min(ask.max_payload_bytes)
-    };
-    Ok(PerRequest {
-        page_list_depth: u32::try_from(depth).unwrap_or(u32::MAX),
-        regions: regions as u32,
-        wr: 2 * regions as u32 + 1,
-        payload_bytes: payload,
-    })
-}
-
 /// Sizes the queues for `per` and reports what the device's limits lowered.
+///
+/// A send queue that is too short for all operations asked lowers their number, as it does in every
+/// implementation. A CQ that is too short is an error: a device whose CQs do not match its queues
+/// is a surprise that the user should hear of, and the error says how many operations to ask for.
 ///
 /// # Errors
 /// [`SizeError::SendQueue`] when no credit is left, [`SizeError::Cq`] when the CQ cannot hold every
@@ -212,6 +199,7 @@ pub fn queues(
             send: max_send_wr,
             recv: max_recv_wr,
             limit: caps.max_cqe,
+            fit: fitting_credits(caps.max_cqe, ask.backchannel, per.wr),
         });
     }
     let mut clamped = vec![];
@@ -223,6 +211,7 @@ pub fn queues(
     note("credits", u64::from(ask.credits), u64::from(credits), "max_qp_wr");
     note("max_payload_bytes", ask.max_payload_bytes, per.payload_bytes, "page list and header");
     Ok(Limits {
+        mechanism: "its own",
         page_list_depth: per.page_list_depth,
         regions_per_request: per.regions,
         wr_per_request: per.wr,
@@ -240,9 +229,37 @@ pub fn queues(
     })
 }
 
+/// Operations whose completions fit a CQ: each has `wr` sends and one receive.
+fn fitting_credits(max_cqe: u32, backchannel: u32, wr: u32) -> u32 {
+    let fixed = 2 * u64::from(backchannel) + 1;
+    let each = u64::from(wr) + 1;
+    (u64::from(max_cqe).saturating_sub(fixed) / each) as u32
+}
+
+impl Limits {
+    /// Makes the notes of what was lowered speak of what the user asked, where a strategy has
+    /// already lowered that before it sized the queues; `credits_by` and `payload_by` say why.
+    pub fn restate(&mut self, ask: &Ask, credits_by: &'static str, payload_by: &'static str) {
+        for (what, asked, got, by) in [
+            ("credits", u64::from(ask.credits), u64::from(self.credits), credits_by),
+            ("max_payload_bytes", ask.max_payload_bytes, self.max_payload_bytes, payload_by),
+        ] {
+            match self.clamped.iter_mut().find(|c| c.what == what) {
+                Some(c) => c.asked = asked,
+                None if got < asked => self.clamped.push(Clamp { what, asked, got, by }),
+                None => {}
+            }
+        }
+    }
+}
+
 fn check_ask(caps: &Caps, ask: &Ask) -> Result<(), SizeError> {
     if caps.page_size < 512 || !caps.page_size.is_power_of_two() {
         return Err(SizeError::PageSize(caps.page_size));
+    }
+    // Longer lists are cut into several WRs, but not even a message goes out without one.
+    if caps.max_sge == 0 {
+        return Err(SizeError::Zero("max_sge"));
     }
     for (name, v) in [
         ("max_payload", ask.max_payload_bytes),
@@ -258,52 +275,4 @@ fn check_ask(caps: &Caps, ask: &Ask) -> Result<(), SizeError> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The table of the design: page list, R, WRs, payload pages, then credits/max_send_wr at each
-    /// `max_qp_wr`.
-    #[test]
-    fn opn_table_of_worked_values() {
-        #[rustfmt::skip]
-        #[allow(clippy::type_complexity)] // one row of the table
-        let rows: [(u32, u32, u32, u64, [(u32, u32); 4]); 6] = [
-            (1,   16, 33, 14,  [(3, 100),  (3, 100),  (31, 1024),  (128, 4225)]),
-            (16,  16, 33, 224, [(3, 100),  (3, 100),  (31, 1024),  (128, 4225)]),
-            (30,  11, 23, 257, [(4, 93),   (5, 116),  (44, 1013),  (128, 2945)]),
-            (64,  7,  15, 257, [(6, 91),   (8, 121),  (68, 1021),  (128, 1921)]),
-            (256, 4,  9,  257, [(11, 100), (14, 127), (113, 1018), (128, 1153)]),
-            (257, 3,  7,  257, [(14, 99),  (18, 127), (128, 897),  (128, 897)]),
-        ];
-        for (list, r, wr, pages, sizes) in rows {
-            for (qp_wr, (credits, send)) in [100, 128, 1024, 32768].into_iter().zip(sizes) {
-                let caps =
-                    Caps { max_fast_reg_page_list_len: list, max_qp_wr: qp_wr, ..Caps::default() };
-                let per = page_list_request(&caps, &Ask::default()).unwrap();
-                assert_eq!((per.regions, per.wr), (r, wr));
-                let payload = if pages == 257 { 1 << 20 } else { pages * 4096 };
-                assert_eq!(per.payload_bytes, payload);
-                let l = queues(&caps, &Ask::default(), per, KeyScope::Pd).unwrap();
-                assert_eq!((l.credits, l.max_send_wr), (credits, send), "{list} {qp_wr}");
-                assert_eq!(l.clamped.iter().any(|c| c.what == "credits"), credits < 128);
-            }
-            let caps = Caps { max_fast_reg_page_list_len: list, max_qp_wr: 6, ..Caps::default() };
-            let per = page_list_request(&caps, &Ask::default()).unwrap();
-            let e = queues(&caps, &Ask::default(), per, KeyScope::Pd).unwrap_err();
-            assert_eq!(
-                e,
-                SizeError::SendQueue { need: u64::from(wr) + 1, wr, backchannel: 0, limit: 6 }
-            );
-        }
-    }
-
-    #[test]
-    fn d_05_fixed_slots_are_added_after_the_clamp() {
-        let caps = Caps { max_qp_wr: 128, ..Caps::default() };
-        let ask = Ask { backchannel: 8, ..Ask::default() };
-        let per = page_list_request(&caps, &ask).unwrap();
-        let l = queues(&caps, &ask, per, KeyScope::Pd).unwrap();
-        assert_eq!(l.max_send_wr, l.credits * per.wr + 8 + 1);
-        assert!(l.max_send_wr <= 128);
-    }
-}
+mod tests;

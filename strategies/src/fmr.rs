@@ -57,6 +57,7 @@ impl MemReg for Fmr {
             payload_bytes: ask.max_payload_bytes,
         };
         let mut limits = sizing::queues(caps, ask, per, KeyScope::Pd)?;
+        limits.mechanism = "ordinary MR";
         let most = caps.max_mr_size.saturating_mul(MAX_REGIONS as u64);
         if most < ask.max_payload_bytes {
             limits.max_payload_bytes = most;

@@ -8,6 +8,10 @@
 //! ```
 //! The strategy is a free list, the rule of where a list must be cut, and four states. Keys, rights
 //! and the proof that a key is dead belong to the engine.
+//!
+//! A region is an MR for REG_MR where the device has page lists, else a type-2 window, which the
+//! engine binds onto the buffer's own MR. Windows belong to one QP: the engine ends them all, idle
+//! ones too, before it ends the QP, so after a reconnect `recover` finds every one condemned.
 
 mod cut;
 mod pool;
@@ -25,8 +29,8 @@ use memreg_core::sizing::{self, Ask, KeyScope, Limits, SizeError};
 /// Registers by work request; see the module.
 ///
 /// # Cost
-/// One region per contiguous run of pages: one WR to grant and one to revoke, no system call once
-/// the pool is warm.
+/// One region per contiguous run of pages (with windows: per segment): one WR to grant and one to
+/// revoke, no system call once the pool is warm.
 #[derive(Debug, Default)]
 pub struct Frwr {
     /// Set by `open`.
@@ -68,7 +72,7 @@ struct Counters {
     strays: u64,
 }
 
-/// How regions are granted; windows bound by WR will be the second way.
+/// How regions are granted.
 #[derive(Clone, Copy, Debug)]
 enum Mechanism {
     /// REG_MR of a page list.
@@ -80,6 +84,51 @@ enum Mechanism {
         /// Regions of each kind that may exist.
         pool_limit: usize,
     },
+    /// BIND_MW of a type-2 window.
+    Windows {
+        /// Bytes of one window.
+        most: u64,
+        /// Windows that may exist.
+        pool_limit: usize,
+    },
+}
+
+impl Mechanism {
+    fn pool_limit(&self) -> usize {
+        match *self {
+            Mechanism::PageList { pool_limit, .. } | Mechanism::Windows { pool_limit, .. } => {
+                pool_limit
+            }
+        }
+    }
+
+    /// Makes a region; windows know no kinds.
+    fn make(&self, ctl: &mut dyn Control, kind: FastMrKind) -> Result<RegionId, DeviceError> {
+        match *self {
+            Mechanism::PageList { depth, .. } => ctl.alloc_region(depth, kind),
+            Mechanism::Windows { .. } => ctl.alloc_window(),
+        }
+    }
+
+    fn cut(&self, segs: &SegList<'_>) -> Result<Cuts, MapError> {
+        match *self {
+            Mechanism::PageList { depth, gaps, .. } => Cuts::by_pages(segs, depth, gaps),
+            Mechanism::Windows { most, .. } => Cuts::by_segment(segs, most),
+        }
+    }
+}
+
+/// Bounded by what can be in flight (POOL-06), yet never so small that one list of many pieces has
+/// to wait for regions that cannot come.
+fn pool_limit(limits: &Limits, device_most: u32) -> usize {
+    let in_flight = u64::from(limits.regions_per_request) * u64::from(limits.credits);
+    let most = in_flight.max(MAX_REGIONS as u64).min(u64::from(device_most).max(1));
+    usize::try_from(most).unwrap_or(usize::MAX)
+}
+
+/// Whether type-2 windows can be had: the flag alone is not enough (B23).
+fn has_windows(caps: &Caps) -> bool {
+    caps.mem_window_type_2b && caps.max_mw > 0
 }
 
 impl Frwr {
@@ -120,12 +169,11 @@ impl Frwr {
         kind: FastMrKind,
         want: usize,
     ) -> Result<bool, DeviceError> {
-        let Mechanism::PageList { depth, pool_limit, .. } = mechanism;
         while self.pool.free(kind) < want {
-            if self.pool.total(kind) >= pool_limit {
+            if self.pool.total(kind) >= mechanism.pool_limit() {
                 return Ok(false);
             }
-            let region = ctl.alloc_region(depth, kind)?;
+            let region = mechanism.make(ctl, kind)?;
             self.counters.allocated += 1;
             self.pool.add(region, kind);
         }
@@ -141,6 +189,10 @@ impl Frwr {
         kind: FastMrKind,
         want: usize,
     ) -> Result<(), MapError> {
+        if want > mechanism.pool_limit() {
+            // Waiting would be for ever.
+            return Err(MapError::Other("the list needs more regions than the device may have"));
+        }
         match self.grow(ctl, mechanism, kind, want) {
             Ok(true) => Ok(()),
             Ok(false) => Err(self.no_region()),
@@ -167,36 +219,42 @@ impl MemReg for Frwr {
 
     fn check(&self, caps: &Caps) -> Result<(), Reject> {
         // Both conditions, the flag first (SUP-02): a device may announce the flag with no list
-        // behind it (B13).
+        // behind it (B13). Windows need it too: without it there is no LOCAL_INV.
         if !caps.mem_mgt_extensions {
             return Err(Reject::Missing("MEM_MGT_EXTENSIONS"));
         }
-        if caps.max_fast_reg_page_list_len == 0 {
-            return Err(Reject::NoPageList);
+        if caps.max_fast_reg_page_list_len == 0 && !has_windows(caps) {
+            let (type_2b, max_mw) = (caps.mem_window_type_2b, caps.max_mw);
+            return Err(Reject::NoWindows { type_2b, max_mw });
         }
         Ok(())
     }
 
     fn open(&mut self, caps: &Caps, ask: &Ask) -> Result<Limits, SizeError> {
+        if caps.max_fast_reg_page_list_len == 0 && has_windows(caps) {
+            let limits = sizing::window_limits(caps, ask)?;
+            self.mechanism = Some(Mechanism::Windows {
+                most: caps.max_mr_size.min(sizing::WINDOW_BYTES_LIMIT),
+                pool_limit: pool_limit(&limits, caps.max_mw),
+            });
+            return Ok(limits);
+        }
         let per = sizing::page_list_request(caps, ask)?;
         let mut limits = sizing::queues(caps, ask, per, KeyScope::Pd)?;
+        limits.mechanism = "page list";
         limits.remote_invalidation = true;
-        // Bounded by what can be in flight (POOL-06), yet never so small that one list of many
-        // pieces has to wait for regions that cannot come.
-        let in_flight = u64::from(limits.regions_per_request) * u64::from(limits.credits);
-        let pool_limit = in_flight.max(MAX_REGIONS as u64).min(u64::from(caps.max_mr).max(1));
         self.mechanism = Some(Mechanism::PageList {
             depth: limits.page_list_depth,
             gaps: caps.sg_gaps,
-            pool_limit: usize::try_from(pool_limit).unwrap_or(usize::MAX),
+            pool_limit: pool_limit(&limits, caps.max_mr),
         });
         Ok(limits)
     }
 
     fn fill(&mut self, ctl: &mut dyn Control, regions: usize) -> Result<(), DeviceError> {
         let Some(mechanism) = self.mechanism else { return Ok(()) };
-        let Mechanism::PageList { gaps, .. } = mechanism;
         self.grow(ctl, mechanism, FastMrKind::Pages, regions)?;
+        let gaps = matches!(mechanism, Mechanism::PageList { gaps: true, .. });
         // One is enough to learn whether the device keeps its promise; lists with gaps are rare, so
         // the rest is made when one comes.
         if gaps && regions > 0 && self.pool.total(FastMrKind::Gaps) == 0 {
@@ -214,9 +272,8 @@ impl MemReg for Frwr {
         let Some(mechanism) = self.mechanism else {
             return Err(MapError::Other("strategy is not open"));
         };
-        let Mechanism::PageList { depth, gaps, .. } = mechanism;
         check_lengths(segs)?;
-        let cuts = Cuts::plan(segs, depth, gaps)?;
+        let cuts = mechanism.cut(segs)?;
         for kind in [FastMrKind::Pages, FastMrKind::Gaps] {
             self.reserve(ctl, mechanism, kind, cuts.count(kind))?;
         }
@@ -275,7 +332,7 @@ impl MemReg for Frwr {
     }
 
     fn recover(&mut self, ctl: &mut dyn Control, budget: usize) -> Result<usize, DeviceError> {
-        let Some(Mechanism::PageList { depth, .. }) = self.mechanism else { return Ok(0) };
+        let Some(mechanism) = self.mechanism else { return Ok(0) };
         let mut rebuilt = 0;
         while rebuilt < budget {
             let Some((region, kind)) = self.pool.next_condemned() else { break };
@@ -285,7 +342,7 @@ impl MemReg for Frwr {
                 return Err(e);
             }
             self.pool.forget(region);
-            match ctl.alloc_region(depth, kind) {
+            match mechanism.make(ctl, kind) {
                 Ok(new) => self.pool.add(new, kind),
                 Err(e) => {
                     self.counters.orphaned += 1;

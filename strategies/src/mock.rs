@@ -8,6 +8,7 @@ use std::ops::Range;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Call {
     Alloc(u32, FastMrKind),
+    AllocWindow,
     RegMr(Range<u64>),
     Bounce(Range<u64>),
     Dereg(RegionId),
@@ -44,6 +45,8 @@ pub(crate) struct Mock {
     dereg: Fuse,
     /// Regions at once; more is a limit error.
     pub(crate) max: Option<usize>,
+    /// As while there is no QP: windows are refused.
+    pub(crate) no_qp: bool,
 }
 
 impl Mock {
@@ -56,7 +59,7 @@ impl Mock {
         self.regions.len()
     }
 
-    /// Lets the k-th `alloc_region` from now fail.
+    /// Lets the k-th `alloc_region` or `alloc_window` from now fail.
     pub(crate) fn fail_alloc(&mut self, k: usize) {
         self.alloc = Fuse(Some(k));
     }
@@ -94,7 +97,14 @@ impl Control for Mock {
     }
 
     fn alloc_window(&mut self) -> Result<RegionId, DeviceError> {
-        self.alloc_region(0, FastMrKind::Pages)
+        self.calls.push(Call::AllocWindow);
+        if self.no_qp {
+            return Err(DeviceError::new(Verb::AllocMw, errno::EAGAIN));
+        }
+        if self.alloc.blows() {
+            return Err(DeviceError::new(Verb::AllocMw, errno::EOPNOTSUPP));
+        }
+        self.make(Verb::AllocMw)
     }
 
     fn reg_mr(&mut self, bytes: Range<u64>) -> Result<RegionId, DeviceError> {

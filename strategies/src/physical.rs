@@ -10,7 +10,7 @@ use memreg_core::device::{Caps, DeviceError};
 use memreg_core::memreg::{
     Control, Event, MapError, MemReg, Poison, RegionId, Reject, SegList, WrBatch,
 };
-use memreg_core::sizing::{self, Ask, Clamp, KeyScope, Limits, PerRequest, SizeError};
+use memreg_core::sizing::{self, Ask, KeyScope, Limits, PerRequest, SizeError};
 
 /// Bytes of the largest bounce arena. The whole arena is pinned for as long as the connection
 /// lives, so it is bounded whatever was asked.
@@ -72,7 +72,8 @@ impl MemReg for Physical {
         let per = PerRequest { page_list_depth: 0, regions: 1, wr: 1, payload_bytes: payload };
         let mut limits = sizing::queues(caps, &lowered, per, KeyScope::Pd)?;
         limits.arena_bytes = u64::from(limits.credits) * slot;
-        restate(&mut limits, ask, by);
+        limits.mechanism = "bounce";
+        limits.restate(ask, by, by);
         Ok(limits)
     }
 
@@ -116,25 +117,11 @@ impl MemReg for Physical {
     fn on_drained(&mut self) {}
 }
 
-/// Makes the report of what was lowered speak of what the user asked, not of what the arena left of
-/// it.
-fn restate(limits: &mut Limits, ask: &Ask, by: &'static str) {
-    for (what, asked, got) in [
-        ("credits", u64::from(ask.credits), u64::from(limits.credits)),
-        ("max_payload_bytes", ask.max_payload_bytes, limits.max_payload_bytes),
-    ] {
-        match limits.clamped.iter_mut().find(|c| c.what == what) {
-            Some(c) => c.asked = asked,
-            None if got < asked => limits.clamped.push(Clamp { what, asked, got, by }),
-            None => {}
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::mock::{Call, Mock, map};
+    use memreg_core::sizing::Clamp;
 
     fn limits(caps: &Caps, ask: &Ask) -> Limits {
         Physical::new(true).open(caps, ask).unwrap()

@@ -34,9 +34,8 @@ impl Cuts {
     ///
     /// # Errors
     /// [`MapError::TooManyRegions`], before anything was touched (D-08).
-    pub(super) fn plan(segs: &SegList<'_>, depth: u32, gaps: bool) -> Result<Cuts, MapError> {
-        let none = Piece { start: 0, end: 0, kind: FastMrKind::Pages };
-        let mut cuts = Cuts { pieces: [none; MAX_REGIONS], len: 0 };
+    pub(super) fn by_pages(segs: &SegList<'_>, depth: u32, gaps: bool) -> Result<Cuts, MapError> {
+        let mut cuts = Cuts::none();
         let mut start = 0;
         while start < segs.total() {
             let mut run = segs.run(start, depth, false);
@@ -51,12 +50,41 @@ impl Cuts {
                 return Err(MapError::Other("page list has no entries"));
             }
             let end = start + run.bytes;
-            let slot = cuts.pieces.get_mut(cuts.len).ok_or(MapError::TooManyRegions)?;
-            *slot = Piece { start, end, kind };
-            cuts.len += 1;
+            cuts.push(Piece { start, end, kind })?;
             start = end;
         }
         Ok(cuts)
+    }
+
+    /// Cuts `segs` at every joint, and a segment into pieces of at most `most` bytes: a window lies
+    /// in one parent, and two segments never have the same.
+    ///
+    /// # Errors
+    /// As [`by_pages`](Cuts::by_pages).
+    pub(super) fn by_segment(segs: &SegList<'_>, most: u64) -> Result<Cuts, MapError> {
+        let mut cuts = Cuts::none();
+        let mut start = 0u64;
+        for seg in segs.segs() {
+            let seg_end = start.saturating_add(seg.len);
+            while start < seg_end {
+                let end = seg_end.min(start.saturating_add(most.max(1)));
+                cuts.push(Piece { start, end, kind: FastMrKind::Pages })?;
+                start = end;
+            }
+        }
+        Ok(cuts)
+    }
+
+    fn none() -> Cuts {
+        let none = Piece { start: 0, end: 0, kind: FastMrKind::Pages };
+        Cuts { pieces: [none; MAX_REGIONS], len: 0 }
+    }
+
+    fn push(&mut self, piece: Piece) -> Result<(), MapError> {
+        let slot = self.pieces.get_mut(self.len).ok_or(MapError::TooManyRegions)?;
+        *slot = piece;
+        self.len += 1;
+        Ok(())
     }
 
     pub(super) fn pieces(&self) -> &[Piece] {
@@ -80,7 +108,7 @@ mod tests {
     fn plan(list: &[(u32, u64)], depth: u32, gaps: bool) -> Result<Vec<Piece>, MapError> {
         let segs: Vec<_> =
             list.iter().map(|&(page_offset, len)| SegShape { page_offset, len }).collect();
-        Cuts::plan(&SegList::new(&segs, PAGE), depth, gaps).map(|c| c.pieces().to_vec())
+        Cuts::by_pages(&SegList::new(&segs, PAGE), depth, gaps).map(|c| c.pieces().to_vec())
     }
 
     #[test]

@@ -35,7 +35,7 @@ fn sup_01_sup_02_flag_before_length() {
         })
     };
     assert_eq!(with(true, 1), Ok(()));
-    assert_eq!(with(true, 0), Err(Reject::NoPageList));
+    assert_eq!(with(true, 0), Err(Reject::NoWindows { type_2b: false, max_mw: 0 }));
     assert_eq!(with(false, 0), Err(Reject::Missing("MEM_MGT_EXTENSIONS")));
     assert_eq!(with(false, 512), Err(Reject::Missing("MEM_MGT_EXTENSIONS")));
 }
