@@ -118,6 +118,8 @@ impl Mechanism {
     }
 }
 
+const KINDS: [FastMrKind; 2] = [FastMrKind::Pages, FastMrKind::Gaps];
+
 /// Bounded by what can be in flight (POOL-06), yet never so small that one list of many pieces has
 /// to wait for regions that cannot come.
 fn pool_limit(limits: &Limits, device_most: u32) -> usize {
@@ -207,6 +209,26 @@ impl Frwr {
         }
     }
 
+    /// Makes a region in the place of one that has ended.
+    fn replace(
+        &mut self,
+        ctl: &mut dyn Control,
+        mechanism: Mechanism,
+        kind: FastMrKind,
+    ) -> Result<(), DeviceError> {
+        match mechanism.make(ctl, kind) {
+            Ok(new) => self.pool.add(new, kind),
+            Err(e) => {
+                self.counters.orphaned += 1;
+                tracing::warn!(strategy = "frwr", error = %e, "region not replaced");
+                return Err(e);
+            }
+        }
+        self.counters.allocated += 1;
+        self.counters.recovered += 1;
+        Ok(())
+    }
+
     fn no_region(&self) -> MapError {
         MapError::NoRegion { condemned: self.pool.condemned(), busy: self.pool.busy() }
     }
@@ -274,7 +296,7 @@ impl MemReg for Frwr {
         };
         check_lengths(segs)?;
         let cuts = mechanism.cut(segs)?;
-        for kind in [FastMrKind::Pages, FastMrKind::Gaps] {
+        for kind in KINDS {
             self.reserve(ctl, mechanism, kind, cuts.count(kind))?;
         }
         for piece in cuts.pieces() {
@@ -333,6 +355,7 @@ impl MemReg for Frwr {
 
     fn recover(&mut self, ctl: &mut dyn Control, budget: usize) -> Result<usize, DeviceError> {
         let Some(mechanism) = self.mechanism else { return Ok(0) };
+        let before = KINDS.map(|kind| self.pool.total(kind));
         let mut rebuilt = 0;
         while rebuilt < budget {
             let Some((region, kind)) = self.pool.next_condemned() else { break };
@@ -342,17 +365,16 @@ impl MemReg for Frwr {
                 return Err(e);
             }
             self.pool.forget(region);
-            match mechanism.make(ctl, kind) {
-                Ok(new) => self.pool.add(new, kind),
-                Err(e) => {
-                    self.counters.orphaned += 1;
-                    tracing::warn!(strategy = "frwr", error = %e, "region not replaced");
-                    return Err(e);
-                }
-            }
-            self.counters.allocated += 1;
-            self.counters.recovered += 1;
+            self.replace(ctl, mechanism, kind)?;
             rebuilt += 1;
+        }
+        // A new region can take over the id's slot of another one that the engine has ended by
+        // itself, and with it that one's place in the pool: it is made up for here.
+        for (kind, before) in KINDS.into_iter().zip(before) {
+            while rebuilt < budget && self.pool.total(kind) < before {
+                self.replace(ctl, mechanism, kind)?;
+                rebuilt += 1;
+            }
         }
         Ok(rebuilt)
     }

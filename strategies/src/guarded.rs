@@ -1,12 +1,13 @@
 //! A plugin at arm's length: its panics and its nonsense cost its own connection, nothing else.
 
-use memreg_core::device::{Caps, DeviceError, Verb, errno};
+use memreg_core::device::{Caps, DeviceError, FastMrKind, Verb, errno};
 use memreg_core::memreg::{
     Control, Event, MAX_REGIONS, MapError, MemReg, Poison, RegionId, Reject, SegList, WrBatch,
 };
 use memreg_core::plugin::{Entry, Options};
 use memreg_core::sizing::{Ask, KeyScope, Limits, SizeError};
 use std::cell::Cell;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Wraps a strategy of another crate.
@@ -24,6 +25,8 @@ pub struct Guarded {
     /// `None` only while it is being dropped.
     inner: Option<Box<dyn MemReg>>,
     broken: Cell<bool>,
+    /// It has said that its keys are QP-bound, and is kept to it.
+    windows_only: bool,
 }
 
 type Check = fn(&Caps) -> Result<(), Reject>;
@@ -34,7 +37,8 @@ impl Guarded {
     /// Wraps `inner` under the name by which it is configured.
     #[must_use]
     pub fn new(name: &'static str, inner: Box<dyn MemReg>) -> Guarded {
-        Guarded { name, check: None, inner: Some(inner), broken: Cell::new(false) }
+        let broken = Cell::new(false);
+        Guarded { name, check: None, inner: Some(inner), broken, windows_only: false }
     }
 
     /// Builds what `entry` announces.
@@ -95,14 +99,16 @@ impl MemReg for Guarded {
 
     fn open(&mut self, caps: &Caps, ask: &Ask) -> Result<Limits, SizeError> {
         let limits = self.call(|p| p.open(caps, ask)).ok_or(SizeError::Other(PANICKED))??;
-        match implausible(&limits, caps, ask) {
-            None => Ok(limits),
-            Some(why) => Err(SizeError::Other(why)),
+        if let Some(why) = implausible(&limits, caps, ask) {
+            return Err(SizeError::Other(why));
         }
+        self.windows_only = limits.key_scope == KeyScope::Qp;
+        Ok(limits)
     }
 
     fn fill(&mut self, ctl: &mut dyn Control, regions: usize) -> Result<(), DeviceError> {
-        self.call(|p| p.fill(ctl, regions))
+        let mut ctl = Kept { ctl, windows_only: self.windows_only };
+        self.call(|p| p.fill(&mut ctl, regions))
             .unwrap_or(Err(DeviceError::new(Verb::AllocMr, errno::EIO)))
     }
 
@@ -112,7 +118,8 @@ impl MemReg for Guarded {
         segs: &SegList<'_>,
         out: &mut WrBatch,
     ) -> Result<(), MapError> {
-        self.call(|p| p.map(ctl, segs, out)).unwrap_or(Err(MapError::Other(PANICKED)))
+        let mut ctl = Kept { ctl, windows_only: self.windows_only };
+        self.call(|p| p.map(&mut ctl, segs, out)).unwrap_or(Err(MapError::Other(PANICKED)))
     }
 
     fn unmap(
@@ -129,7 +136,8 @@ impl MemReg for Guarded {
     }
 
     fn recover(&mut self, ctl: &mut dyn Control, budget: usize) -> Result<usize, DeviceError> {
-        self.call(|p| p.recover(ctl, budget))
+        let mut ctl = Kept { ctl, windows_only: self.windows_only };
+        self.call(|p| p.recover(&mut ctl, budget))
             .unwrap_or(Err(DeviceError::new(Verb::DeregMr, errno::EIO)))
             .map(|rebuilt| rebuilt.min(budget))
     }
@@ -150,6 +158,47 @@ impl Drop for Guarded {
 impl std::fmt::Debug for Guarded {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Guarded").field("name", &self.name).field("broken", &self.broken).finish()
+    }
+}
+
+/// The [`Control`] of a plugin, which keeps it to the scope of keys that it has announced: one that
+/// says QP-bound can make windows and nothing else, so what it says is true.
+struct Kept<'a> {
+    ctl: &'a mut dyn Control,
+    windows_only: bool,
+}
+
+impl Kept<'_> {
+    fn check(&self, verb: Verb) -> Result<(), DeviceError> {
+        if self.windows_only {
+            return Err(DeviceError::new(verb, errno::EINVAL));
+        }
+        Ok(())
+    }
+}
+
+impl Control for Kept<'_> {
+    fn alloc_region(&mut self, depth: u32, kind: FastMrKind) -> Result<RegionId, DeviceError> {
+        self.check(Verb::AllocMr)?;
+        self.ctl.alloc_region(depth, kind)
+    }
+
+    fn alloc_window(&mut self) -> Result<RegionId, DeviceError> {
+        self.ctl.alloc_window()
+    }
+
+    fn reg_mr(&mut self, bytes: Range<u64>) -> Result<RegionId, DeviceError> {
+        self.check(Verb::RegMr)?;
+        self.ctl.reg_mr(bytes)
+    }
+
+    fn dereg(&mut self, region: RegionId) -> Result<(), DeviceError> {
+        self.ctl.dereg(region)
+    }
+
+    fn bounce(&mut self, bytes: Range<u64>) -> Result<RegionId, DeviceError> {
+        self.check(Verb::RegMr)?;
+        self.ctl.bounce(bytes)
     }
 }
 
@@ -207,9 +256,12 @@ fn implausible(l: &Limits, caps: &Caps, ask: &Ask) -> Option<&'static str> {
             l.arena_bytes > 0 && !ask.danger_trust_peer,
             "plugin wants a bounce arena; set strategy.danger_trust_peer = true to allow it",
         ),
-        // Whatever a plugin can make is an MR, and MRs outlive their QP; to believe otherwise would
-        // be to give bytes back early.
-        (l.key_scope != KeyScope::Pd, "plugin's keys are not QP-bound, though it says so"),
+        // MRs outlive their QP; only windows do not. See `Kept`.
+        (
+            l.key_scope == KeyScope::Qp
+                && !(caps.mem_window_type_2b && caps.max_mw > 0 && l.arena_bytes == 0),
+            "plugin's keys cannot be QP-bound without windows, though it says so",
+        ),
     ];
     rules.iter().find(|(broken, _)| *broken).map(|&(_, why)| why)
 }
@@ -217,7 +269,7 @@ fn implausible(l: &Limits, caps: &Caps, ask: &Ask) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mock::Mock;
+    use crate::mock::{Call, Mock};
     use crate::{Fmr, Frwr};
     use memreg_core::memreg::SegShape;
     use std::panic::panic_any;
@@ -385,5 +437,67 @@ mod tests {
             let e = s.open(&Caps::default(), &Ask::default());
             assert!(matches!(e, Err(SizeError::Other(_))), "{i}: {e:?}");
         }
+    }
+
+    #[test]
+    fn a_plugin_that_says_qp_bound_gets_windows_and_nothing_else() {
+        /// Says QP-bound, and registers by verb.
+        struct Liar;
+        impl MemReg for Liar {
+            fn name(&self) -> &'static str {
+                "liar"
+            }
+            fn check(&self, _: &Caps) -> Result<(), Reject> {
+                Ok(())
+            }
+            fn open(&mut self, caps: &Caps, ask: &Ask) -> Result<Limits, SizeError> {
+                memreg_core::sizing::window_limits(caps, ask)
+            }
+            fn fill(&mut self, ctl: &mut dyn Control, _: usize) -> Result<(), DeviceError> {
+                ctl.alloc_window()?;
+                ctl.alloc_region(1, FastMrKind::Pages).map(|_| ())
+            }
+            fn map(
+                &mut self,
+                ctl: &mut dyn Control,
+                _: &SegList<'_>,
+                _: &mut WrBatch,
+            ) -> Result<(), MapError> {
+                assert!(ctl.bounce(0..1).is_err());
+                Ok(ctl.reg_mr(0..1).map(|_| ())?)
+            }
+            fn unmap(
+                &mut self,
+                _: &mut dyn Control,
+                _: &[RegionId],
+                _: &mut WrBatch,
+            ) -> Result<(), Poison> {
+                Ok(())
+            }
+            fn on_event(&mut self, _: RegionId, _: Event) -> Result<(), Poison> {
+                Ok(())
+            }
+            fn recover(&mut self, ctl: &mut dyn Control, _: usize) -> Result<usize, DeviceError> {
+                ctl.alloc_region(1, FastMrKind::Gaps).map(|_| 1)
+            }
+            fn on_drained(&mut self) {}
+        }
+
+        let caps = Caps { mem_window_type_2b: true, max_mw: 100, ..Caps::default() };
+        let mut s = Guarded::new("liar", Box::new(Liar));
+        assert_eq!(s.open(&caps, &Ask::default()).unwrap().key_scope, KeyScope::Qp);
+        let mut ctl = Mock::new();
+        let segs = [SegShape { page_offset: 0, len: 1 }];
+        assert!(s.fill(&mut ctl, 1).is_err());
+        assert!(s.map(&mut ctl, &SegList::new(&segs, 4096), &mut WrBatch::new()).is_err());
+        assert!(s.recover(&mut ctl, 1).is_err());
+        assert_eq!(ctl.calls, [Call::AllocWindow]);
+        // The same as a window strategy that keeps its word.
+        let windows = Caps { max_fast_reg_page_list_len: 0, ..caps };
+        let mut s = Guarded::new("good", Box::new(Frwr::new()));
+        s.open(&windows, &Ask::default()).unwrap();
+        s.fill(&mut ctl, 2).unwrap();
+        s.map(&mut ctl, &SegList::new(&segs, 4096), &mut WrBatch::new()).unwrap();
+        assert_eq!(ctl.calls.len(), 3);
     }
 }

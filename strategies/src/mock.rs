@@ -59,6 +59,11 @@ impl Mock {
         self.regions.len()
     }
 
+    /// Those regions.
+    pub(crate) fn regions(&self) -> impl Iterator<Item = RegionId> + '_ {
+        self.regions.keys()
+    }
+
     /// Lets the k-th `alloc_region` or `alloc_window` from now fail.
     pub(crate) fn fail_alloc(&mut self, k: usize) {
         self.alloc = Fuse(Some(k));

@@ -142,6 +142,14 @@ mod tests {
     }
 
     #[test]
+    fn b45_the_page_size_is_the_devices() {
+        let segs = [SegShape { page_offset: 0, len: 16 << 20 }];
+        let keys =
+            |page| Cuts::by_pages(&SegList::new(&segs, page), 256, false).unwrap().pieces().len();
+        assert_eq!((keys(4096), keys(65536)), (16, 1));
+    }
+
+    #[test]
     fn d_08_too_many_pieces_are_refused_before_anything() {
         let list = [(512, 100); MAX_REGIONS];
         assert_eq!(plan(&list, 16, false).unwrap().len(), MAX_REGIONS);
@@ -182,6 +190,29 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn map_03_windows_cover_all_bytes_in_order_within_one_segment(
+            list in lists(),
+            most in 1u64..50_000,
+        ) {
+            let segs: Vec<_> =
+                list.iter().map(|&(page_offset, len)| SegShape { page_offset, len }).collect();
+            let segs = SegList::new(&segs, PAGE);
+            let need: u64 = list.iter().map(|s| s.1.div_ceil(most)).sum();
+            let Ok(cut) = Cuts::by_segment(&segs, most) else {
+                prop_assert!(need > MAX_REGIONS as u64);
+                return Ok(());
+            };
+            prop_assert_eq!(cut.pieces().len() as u64, need);
+            let mut at = 0;
+            for p in cut.pieces() {
+                prop_assert!(p.start == at && p.end > at && p.end - p.start <= most);
+                prop_assert!(segs.within_one(&p.bytes()));
+                at = p.end;
+            }
+            prop_assert_eq!(at, segs.total());
+        }
+
         #[test]
         fn map_03_pieces_cover_all_bytes_in_order_within_the_depth(
             list in lists(),

@@ -397,6 +397,138 @@ fn a_region_that_the_engine_ended_by_itself_leaves_no_trace() {
     assert_eq!(s.recover(&mut ctl, 9), Ok(0));
 }
 
+/// Windows and no page list: what hardware shows to a program.
+fn windowed(credits: u32) -> (Frwr, Caps) {
+    let caps = Caps {
+        max_fast_reg_page_list_len: 0,
+        mem_window_type_2b: true,
+        max_mw: 1000,
+        ..Caps::default()
+    };
+    (open(&caps, credits), caps)
+}
+
+#[test]
+fn b13_b23_windows_are_used_only_where_they_exist_and_are_needed() {
+    let (_, windows) = windowed(1);
+    assert_eq!(Frwr::new().check(&windows), Ok(()));
+    let none = Caps { max_mw: 0, ..windows.clone() };
+    let e = Frwr::new().check(&none).unwrap_err();
+    assert_eq!(e, Reject::NoWindows { type_2b: true, max_mw: 0 });
+    let text = "device announces MEM_MGT_EXTENSIONS with page list length 0, and no type-2 windows \
+                (2B announced, max_mw 0)";
+    assert_eq!(e.to_string(), text);
+    let flag = Caps { mem_mgt_extensions: false, ..windows.clone() };
+    assert_eq!(Frwr::new().check(&flag), Err(Reject::Missing("MEM_MGT_EXTENSIONS")));
+    // With a page list, REG_MR it is.
+    let both = Caps { max_fast_reg_page_list_len: 512, ..windows };
+    let l = Frwr::new().open(&both, &Ask::default()).unwrap();
+    assert_eq!((l.mechanism, l.key_scope), ("page list", KeyScope::Pd));
+    let (mut s, mut ctl) = (open(&both, 1), Mock::new());
+    map(&mut s, &mut ctl, ONE).unwrap();
+    assert!(!ctl.calls.contains(&Call::AllocWindow));
+}
+
+#[test]
+fn opn_09_windows_count_ranges_and_their_keys_are_qp_bound() {
+    let (_, caps) = windowed(1);
+    let l = Frwr::new().open(&caps, &Ask::default()).unwrap();
+    assert_eq!((l.mechanism, l.page_list_depth), ("window", 0));
+    assert_eq!((l.regions_per_request, l.wr_per_request, l.credits), (4, 9, 128));
+    assert_eq!((l.key_scope, l.remote_invalidation), (KeyScope::Qp, true));
+    assert!(l.clamped.is_empty());
+}
+
+#[test]
+fn map_06_a_window_a_segment_and_never_one_for_two() {
+    let (mut s, mut ctl) = (windowed(4).0, Mock::new());
+    // Joined at page boundaries: one page list would do for all.
+    let (ids, out) = map(&mut s, &mut ctl, &[(0, 8192), (0, 4096), (512, 100)]).unwrap();
+    let want = [(0, 8192), (8192, 12288), (12288, 12388)];
+    let want: Vec<_> =
+        ids.iter().zip(want).map(|(&id, (from, to))| Wish::Register(id, from..to)).collect();
+    assert_eq!(out.wishes(), want);
+    assert_eq!(ctl.calls, [const { Call::AllocWindow }; 3]);
+    let mut inv = WrBatch::new();
+    s.unmap(&mut ctl, &ids, &mut inv).unwrap();
+    assert_eq!(inv.wishes(), ids.iter().map(|&i| Wish::Invalidate(i)).collect::<Vec<_>>());
+    for id in ids {
+        s.on_event(id, Event::Invalidated).unwrap();
+    }
+    map(&mut s, &mut ctl, ONE).unwrap();
+    assert_eq!(ctl.calls.len(), 3, "a warm pool makes none");
+}
+
+#[test]
+fn windows_longer_than_the_bind_takes_are_several() {
+    let (mut s, mut ctl) = (windowed(1).0, Mock::new());
+    let (_, out) = map(&mut s, &mut ctl, &[(7, (5 << 30) + 1), (0, 1)]).unwrap();
+    let bytes: Vec<_> = out
+        .wishes()
+        .iter()
+        .map(|w| match w {
+            Wish::Register(_, bytes) => bytes.end - bytes.start,
+            Wish::Invalidate(_) => panic!(),
+        })
+        .collect();
+    assert_eq!(bytes, [2 << 30, 2 << 30, (1 << 30) + 1, 1]);
+    let e = map(&mut s, &mut ctl, &[(0, u64::MAX)]).unwrap_err();
+    assert_eq!(e, MapError::TooManyRegions);
+    assert_eq!(map(&mut s, &mut ctl, &[(0, 1); 17]).unwrap_err(), MapError::TooManyRegions);
+}
+
+#[test]
+fn pool_06_windows_are_bounded_by_max_mw() {
+    let (_, caps) = windowed(1);
+    let caps = Caps { max_mw: 5, ..caps };
+    let (mut s, mut ctl) = (open(&caps, 128), Mock::new());
+    s.fill(&mut ctl, 100).unwrap();
+    assert_eq!(ctl.live(), 5);
+    // Not "no region is free": waiting would be for ever.
+    let e = map(&mut s, &mut ctl, &[(0, 1); 6]).unwrap_err();
+    assert_eq!(e.disposition(), memreg_core::Disposition::Fatal);
+    map(&mut s, &mut ctl, &[(0, 1); 5]).unwrap();
+    let e = map(&mut s, &mut ctl, ONE).unwrap_err();
+    assert_eq!(e, MapError::NoRegion { condemned: 0, busy: 5 });
+}
+
+#[test]
+fn rst_03_h_55_all_windows_are_rebuilt_after_a_reconnect() {
+    let (mut s, mut ctl) = (windowed(4).0, Mock::new());
+    s.fill(&mut ctl, 4).unwrap();
+    let (ids, _) = map(&mut s, &mut ctl, &[(0, 1), (0, 1)]).unwrap();
+    s.on_event(ids[0], Event::Registered).unwrap();
+    // The engine ends every window before the QP, and says so of each.
+    let all: Vec<_> = ctl.regions().collect();
+    for id in all {
+        ctl.engine_ends(id);
+        s.on_event(id, Event::RegUnknown).unwrap();
+    }
+    s.on_drained();
+    assert_eq!((s.stats().condemned, s.stats().free, ctl.live()), (4, 0, 0));
+    assert_eq!(s.recover(&mut ctl, usize::MAX), Ok(4));
+    assert_eq!((s.stats().free, ctl.live()), (4, 4));
+    s.pool.assert_sound();
+}
+
+#[test]
+fn windows_are_not_lost_when_there_is_no_qp_to_make_them_after() {
+    let (mut s, mut ctl) = (windowed(4).0, Mock::new());
+    let (ids, _) = map(&mut s, &mut ctl, &[(0, 1), (0, 1)]).unwrap();
+    for &id in &ids {
+        s.on_event(id, Event::RegUnknown).unwrap();
+    }
+    ctl.no_qp = true;
+    let e = s.recover(&mut ctl, 9).unwrap_err();
+    assert_eq!((e.verb, e.errno), (Verb::AllocMw, memreg_core::device::errno::EAGAIN));
+    assert!(map(&mut s, &mut ctl, ONE).is_err());
+    ctl.no_qp = false;
+    assert_eq!(s.recover(&mut ctl, 9), Ok(1));
+    s.fill(&mut ctl, 4).unwrap();
+    assert_eq!((s.stats().free, ctl.live()), (4, 4));
+    s.pool.assert_sound();
+}
+
 #[derive(Clone, Debug)]
 enum Step {
     Map(Vec<(u32, u64)>),
@@ -440,8 +572,10 @@ proptest! {
     fn h_35_every_region_is_in_exactly_one_place(
         steps in prop::collection::vec(step(), 1..80),
         gaps: bool,
+        windows: bool,
     ) {
         let caps = Caps { sg_gaps: gaps, max_fast_reg_page_list_len: 4, ..Caps::default() };
+        let caps = if windows { Caps { max_mw: 20, ..windowed(1).1 } } else { caps };
         let (mut s, mut ctl) = (open(&caps, 1), Mock::new());
         // Exposures as the engine sees them: regions that may be live. Which ever handed out:
         let mut exposures: Vec<Vec<RegionId>> = vec![];
