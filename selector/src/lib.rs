@@ -6,6 +6,9 @@
 #![forbid(unsafe_code)]
 
 mod explain;
+mod plan;
+
+pub use plan::{Plan, Sizing};
 
 use memreg_core::MemReg;
 use memreg_core::device::Caps;

@@ -36,7 +36,8 @@ pub struct PerRequest {
 pub fn page_list_request(caps: &Caps, ask: &Ask) -> Result<PerRequest, SizeError> {
     check_ask(caps, ask)?;
     let page = u64::from(caps.page_size);
-    let pages = ask.max_payload_bytes / page + 1;
+    // At the worst offset the first byte is the last one of its page.
+    let pages = (ask.max_payload_bytes - 1).div_ceil(page) + 1;
     let list = u64::from(caps.max_fast_reg_page_list_len);
     if list == 0 {
         return Err(SizeError::Zero("max_fast_reg_page_list_len"));
@@ -44,7 +45,6 @@ pub fn page_list_request(caps: &Caps, ask: &Ask) -> Result<PerRequest, SizeError
     let depth = pages.min(list);
     let regions = (pages.div_ceil(depth)).saturating_add(2).min(MAX_REGIONS as u64);
     let payload_pages = pages.min((regions - 2) * depth);
-    // P counts one page more than the payload has, for a start inside a page.
     let payload = if payload_pages == pages {
         ask.max_payload_bytes
     } else {
