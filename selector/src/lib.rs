@@ -1,14 +1,16 @@
 //! Picks a strategy for a device, sizes it, and says of every other one why it was not picked.
 //!
-//! Nothing here touches a device: [`choose`] works from reported attributes. If the device then
+//! [`choose`] and [`Plan`] work from reported attributes and touch no device. If the device then
 //! breaks its promise, so that the strategy chosen cannot be set up, [`rechoose`] goes on without
-//! it and keeps the reason.
+//! it and keeps the reason. [`probe()`] finds out beforehand, by doing.
 #![forbid(unsafe_code)]
 
 mod explain;
 mod plan;
+pub mod probe;
 
 pub use plan::{Plan, Sizing};
+pub use probe::{ProbeReport, probe};
 
 use memreg_core::MemReg;
 use memreg_core::device::Caps;
