@@ -115,6 +115,17 @@ impl<D: Device + Clone> Pair<D> {
     }
 }
 
+impl<D: Device> Drop for Pair<D> {
+    /// Takes the connection down in good order first, so that whatever the device refuses once is
+    /// tried again when the ends are dropped.
+    fn drop(&mut self) {
+        self.owner.disconnect();
+        self.peer.disconnect();
+        let _ = settle(NOW, &mut [&mut self.owner, &mut self.peer]);
+        let _ = self.owner.recover(usize::MAX);
+    }
+}
+
 /// Opens an end that only reads and writes.
 pub(super) fn peer<D: Device + Clone>(bench: &Bench<'_, D>) -> Result<Peer<D>, String> {
     Transport::open(bench.device.clone(), Fmr::new(), &small(bench)).map_err(|e| text("peer", &e))

@@ -76,8 +76,14 @@ fn page_list<D: Device + Clone>(bench: &Bench<'_, D>, limits: &Limits, proof: &m
 fn make_one<D: Device>(device: &D, depth: u32) -> Result<(), DeviceError> {
     let pd = device.alloc_pd()?;
     let made = device.alloc_fast_mr(pd, depth, FastMrKind::Pages);
-    let ended = made.and_then(|keys| device.dereg_mr(keys.mr));
-    ended.and(device.dealloc_pd(pd))
+    // Only the making is in question.
+    let ended = made.map(|keys| device.dereg_mr(keys.mr));
+    for end in [ended.unwrap_or(Ok(())), device.dealloc_pd(pd)] {
+        if let Err(e) = end {
+            tracing::warn!(error = %e, "an object of the probe stays");
+        }
+    }
+    made.map(|_| ())
 }
 
 /// The life of an exposure, and of its key afterwards.
