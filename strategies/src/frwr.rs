@@ -128,11 +128,6 @@ fn pool_limit(limits: &Limits, device_most: u32) -> usize {
     usize::try_from(most).unwrap_or(usize::MAX)
 }
 
-/// Whether type-2 windows can be had: the flag alone is not enough (B23).
-fn has_windows(caps: &Caps) -> bool {
-    caps.mem_window_type_2b && caps.max_mw > 0
-}
-
 impl Frwr {
     /// A strategy with an empty pool.
     #[must_use]
@@ -245,7 +240,7 @@ impl MemReg for Frwr {
         if !caps.mem_mgt_extensions {
             return Err(Reject::Missing("MEM_MGT_EXTENSIONS"));
         }
-        if caps.max_fast_reg_page_list_len == 0 && !has_windows(caps) {
+        if caps.max_fast_reg_page_list_len == 0 && !caps.has_windows() {
             let (type_2b, max_mw) = (caps.mem_window_type_2b, caps.max_mw);
             return Err(Reject::NoWindows { type_2b, max_mw });
         }
@@ -253,7 +248,7 @@ impl MemReg for Frwr {
     }
 
     fn open(&mut self, caps: &Caps, ask: &Ask) -> Result<Limits, SizeError> {
-        if caps.max_fast_reg_page_list_len == 0 && has_windows(caps) {
+        if caps.max_fast_reg_page_list_len == 0 && caps.has_windows() {
             let limits = sizing::window_limits(caps, ask)?;
             self.mechanism = Some(Mechanism::Windows {
                 most: caps.max_mr_size.min(sizing::WINDOW_BYTES_LIMIT),

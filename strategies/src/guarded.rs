@@ -258,8 +258,7 @@ fn implausible(l: &Limits, caps: &Caps, ask: &Ask) -> Option<&'static str> {
         ),
         // MRs outlive their QP; only windows do not. See `Kept`.
         (
-            l.key_scope == KeyScope::Qp
-                && !(caps.mem_window_type_2b && caps.max_mw > 0 && l.arena_bytes == 0),
+            l.key_scope == KeyScope::Qp && (l.arena_bytes > 0 || !caps.has_windows()),
             "plugin's keys cannot be QP-bound without windows, though it says so",
         ),
     ];

@@ -3,7 +3,7 @@
 
 use super::pair::{Access, Pair, Peer, buffer, drive_alone, peer, start, text};
 use super::{Bench, Outcome, Proof, Step, StrategyProof};
-use memreg_core::device::{Device, DeviceError, Endpoint, FastMrKind, QpCaps, WcStatus};
+use memreg_core::device::{Device, DeviceError, Endpoint, FastMrKind, QpCaps, RtsAttrs, WcStatus};
 use memreg_core::sizing::Limits;
 use memreg_core::transport::Buffers;
 use memreg_core::types::{CqId, Grant, QpId, Segment};
@@ -284,7 +284,7 @@ impl<'a, D: Device + Clone> SecondQp<'a, D> {
         let them = stranger.endpoint().map_err(|e| text("the other QP", &e))?;
         let us = Endpoint { epoch: pair.owner.epoch(), ..us };
         stranger.connect(us).map_err(|e| text("the other QP", &e))?;
-        self.device.qp_to_rts(qp, them).map_err(failed)
+        self.device.qp_to_rts(qp, them, RtsAttrs::default()).map_err(failed)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::*;
 use memreg_core::device::fault::{FaultPlan, Faulty};
-use memreg_core::device::sim::{Fabric, SimCounters, SimDevice};
+use memreg_core::device::sim::{Fabric, SimCounters, SimDevice, profile};
 use memreg_core::device::{AnyDevice, Verb, errno};
 use memreg_core::plugin::{API, Entry};
 
@@ -19,9 +19,9 @@ fn steps(s: &StrategyProof) -> Vec<(Step, bool)> {
 }
 
 /// What is live on the device.
-fn live(device: &SimDevice) -> [u64; 6] {
+fn live(device: &SimDevice) -> [u64; 7] {
     let c: SimCounters = device.counters();
-    [c.pds, c.cqs, c.qps, c.mrs, c.fast_mrs, c.mapped_ranges]
+    [c.pds, c.cqs, c.qps, c.mrs, c.fast_mrs, c.mws, c.mapped_ranges]
 }
 
 const LIFE: [Step; 7] = [
@@ -55,7 +55,7 @@ fn every_strategy_is_proven_in_both_directions_and_nothing_is_left() {
     assert!(physical.proofs[0].to_string().contains("danger_trust_peer"));
     assert!(report.tried().is_empty(), "it was never eligible");
     assert_eq!(report.proven(), report.attributes);
-    assert_eq!(live(&device), [0; 6]);
+    assert_eq!(live(&device), [0; 7]);
 }
 
 #[test]
@@ -65,6 +65,51 @@ fn b57_the_old_key_was_really_tried() {
     // Two strategies, two directions: nothing else was refused.
     assert_eq!(device.counters().remote_refusals, 4);
     assert_eq!(device.counters().iommu_faults, 0);
+}
+
+fn windows() -> SimDevice {
+    sim(profile::builtin("rxe").unwrap().caps)
+}
+
+#[test]
+fn b16_windows_are_proven_with_their_bounds_and_their_qp() {
+    let device = windows();
+    let report = run(&device);
+    let frwr = report.strategy("frwr").unwrap();
+    let facts = [Step::Bounds, Step::OtherQp];
+    let want = [Step::Attributes].into_iter().chain(LIFE).chain(facts);
+    assert_eq!(steps(frwr), want.map(|s| (s, true)).collect::<Vec<_>>());
+    assert_eq!((frwr.mechanism, frwr.page_list_depth), (Some("window"), None));
+    assert!(frwr.has_proven(Step::OtherQp) && !frwr.has_proven(Step::Gaps));
+    // Two old keys, the bounds and the other QP; two old keys of fmr.
+    assert_eq!(device.counters().remote_refusals, 6);
+    assert_eq!((device.counters().iommu_faults, live(&device)), (0, [0; 7]));
+}
+
+#[test]
+fn b23_fmr_makes_no_window_and_frwr_none_without_need() {
+    let device = sim(Caps { mem_window_type_2b: true, max_mw: 100, ..Caps::default() });
+    let report = run(&device);
+    assert!(report.strategies.iter().filter(|s| s.works()).count() == 2);
+    assert_eq!(device.counters().alloc_mw_calls, 0);
+}
+
+#[test]
+fn every_profile_is_probed_to_the_end() {
+    for name in profile::names() {
+        let device = sim(profile::builtin(name).unwrap().caps);
+        let report = run(&device);
+        for s in &report.strategies {
+            // What the attributes promise, the software device keeps.
+            let failure = s.failure().map(|p| (p.step, p.to_string()));
+            assert!(
+                failure.as_ref().is_none_or(|(step, _)| *step == Step::Attributes),
+                "{name} {}: {failure:?}",
+                s.name
+            );
+        }
+        assert_eq!(live(&device), [0; 7], "{name}");
+    }
 }
 
 #[test]
@@ -85,7 +130,7 @@ fn phy_04_a_strategy_that_never_revokes_says_so() {
     assert!(physical.works());
     assert!(!physical.has_proven(Step::OldKey(Grant::PeerWrites)));
     assert_eq!(physical.mechanism, Some("bounce"));
-    assert_eq!(live(&device), [0; 6]);
+    assert_eq!(live(&device), [0; 7]);
     // One word alone is not enough.
     let report = probe(&device, &Registry::builtin(), &ask, &BuildOptions::default());
     assert!(!report.strategy("physical").unwrap().works());
@@ -119,7 +164,7 @@ fn b14_a_page_list_that_is_refused_is_planned_with_at_half() {
     assert_eq!(caps.max_fast_reg_page_list_len, 128);
     let reach = memreg_core::sizing::page_list_reach(&caps, 1).unwrap();
     assert_eq!((reach.any_offset, reach.aligned), (520_193, 524_288));
-    assert_eq!(live(&sim), [0; 6]);
+    assert_eq!(live(&sim), [0; 7]);
 }
 
 #[test]
@@ -139,7 +184,7 @@ fn b17_a_promise_that_is_broken_is_found_out_beforehand() {
     let options = BuildOptions::default();
     let c = crate::rechoose(&registry, &caps, &ask, &crate::Wanted::default(), &options, &tried);
     assert_eq!(c.unwrap().strategy.name(), "fmr");
-    assert_eq!(live(&sim), [0; 6]);
+    assert_eq!(live(&sim), [0; 7]);
 }
 
 #[test]
@@ -206,7 +251,7 @@ fn a_strategy_that_revokes_nothing_is_found_out() {
     let why = keeps.failure().unwrap();
     assert_eq!(why.step, Step::Revoke(Grant::PeerReads));
     assert!(why.to_string().contains("left a live key unrevoked"), "{why}");
-    assert_eq!(live(&device), [0; 6]);
+    assert_eq!(live(&device), [0; 7]);
 }
 
 /// Verbs that make something or start something; each fails once, at its k-th call, wherever in
@@ -222,19 +267,22 @@ fn ep_06_a_verb_that_fails_anywhere_leaves_nothing_behind() {
         (Verb::DmaMap, errno::ENOMEM),
         (Verb::RegMr, errno::ENOMEM),
         (Verb::AllocMr, errno::ENOMEM),
+        (Verb::AllocMw, errno::ENOMEM),
         (Verb::PostSend, errno::ENOMEM),
         (Verb::PostRecv, errno::ENOMEM),
         (Verb::PollCq, errno::EIO),
     ];
-    for (verb, errno) in verbs {
+    let gaps = Caps { sg_gaps: true, ..Caps::default() };
+    let each = [false, true].into_iter().flat_map(|w| verbs.map(|(verb, errno)| (w, verb, errno)));
+    for (windowed, verb, errno) in each {
         let mut k = 1;
         loop {
             let plan = FaultPlan::new();
-            let sim = sim(Caps { sg_gaps: true, ..Caps::default() });
+            let sim = if windowed { windows() } else { sim(gaps.clone()) };
             let device = Faulty::new(sim.clone(), plan.clone());
             plan.fail_nth(verb, k, 1, errno);
             let report = run(&device);
-            assert_eq!(live(&sim), [0; 6], "{verb} {k}");
+            assert_eq!(live(&sim), [0; 7], "{verb} {k}");
             let fine = |s: &StrategyProof| s.name == "physical" || s.proofs.iter().all(whole);
             if report.strategies.iter().all(fine) {
                 break;
@@ -242,7 +290,8 @@ fn ep_06_a_verb_that_fails_anywhere_leaves_nothing_behind() {
             k += 1;
             assert!(k < 500, "{verb} is called without end");
         }
-        assert!(k > 1, "{verb} was never called");
+        let other_kind = if windowed { Verb::AllocMr } else { Verb::AllocMw };
+        assert_eq!(k == 1, verb == other_kind, "{verb} was never called");
     }
 }
 
@@ -281,6 +330,6 @@ fn a_workload_of_single_bytes_and_huge_pages_are_no_trouble() {
         assert!(report.strategy("fmr").unwrap().works());
         let report = run(&device);
         assert!(report.strategy("frwr").unwrap().works());
-        assert_eq!(live(&device), [0; 6]);
+        assert_eq!(live(&device), [0; 7]);
     }
 }
