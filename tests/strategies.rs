@@ -6,7 +6,7 @@
 use memreg_conformance::{Subject, assert_passes};
 use memreg_core::device::Caps;
 use memreg_core::device::sim::profile;
-use memreg_strategies::{Fmr, Frwr, Physical};
+use memreg_strategies::{Fmr, Frwr, Guarded, Physical};
 
 fn caps(name: &str) -> Caps {
     profile::builtin(name).unwrap().caps
@@ -29,6 +29,19 @@ fn frwr_on_shallow_page_lists() {
     let caps = caps("shallow");
     assert_eq!(caps.max_fast_reg_page_list_len, 16);
     assert_passes(&Subject::new("frwr on shallow", caps, Frwr::new));
+}
+
+#[test]
+fn frwr_over_windows() {
+    let caps = caps("rxe");
+    assert!(caps.has_windows() && caps.max_fast_reg_page_list_len == 0);
+    assert_passes(&Subject::new("frwr on rxe", caps, Frwr::new));
+}
+
+#[test]
+fn a_plugin_over_windows() {
+    let guarded = || Guarded::new("plugin", Box::new(Frwr::new()));
+    assert_passes(&Subject::new("plugin on rxe", caps("rxe"), guarded));
 }
 
 #[test]

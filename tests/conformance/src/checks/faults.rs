@@ -299,7 +299,9 @@ pub(super) fn b68_failed_dereg_keeps_the_memory<S: MemReg>(subject: &Subject<S>)
     let exposed = pair.expose(zeroed(5000)?, Grant::PeerWrites)?;
     // With a reply out only deregistration can end the access.
     let segments = pair.tell(&exposed, Reply::MayInvalidate(&[&exposed]))?;
-    pair.plan.fail(Verb::DeregMr, 1, errno::EBUSY);
+    let windows = pair.owner.limits().mechanism == "window";
+    let ends = if windows { Verb::DeallocMw } else { Verb::DeregMr };
+    pair.plan.fail(ends, 1, errno::EBUSY);
     pair.books.let_go += 1;
     drop(exposed);
     pair.owner.poll(pair.now).because("poll")?;
