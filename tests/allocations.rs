@@ -14,12 +14,13 @@ use memreg_strategies::{Fmr, Frwr};
 
 type Pair<S> = (Transport<SimDevice, S>, Transport<SimDevice, Fmr>);
 
-fn pair<S: MemReg>(strategy: S) -> Pair<S> {
+fn pair<S: MemReg>(strategy: S, caps: Caps) -> Pair<S> {
     let fabric = Fabric::new(1);
-    // Send queue of 16: see the design's formula with two credits and one backchannel slot.
+    // Send queue of 16 (of 20 over windows): see the design's formula with two credits and one
+    // backchannel slot.
     let ask = Ask { credits: 2, backchannel: 1, ..Ask::default() };
     let options = OpenOptions { ask, ..OpenOptions::default() };
-    let owner = fabric.add_node("owner", Caps::default());
+    let owner = fabric.add_node("owner", caps);
     let mut owner = Transport::open(owner, strategy, &options).unwrap();
     let peer = fabric.add_node("peer", Caps::default());
     let mut peer = Transport::open(peer, Fmr::default(), &options).unwrap();
@@ -52,8 +53,8 @@ fn cycle<S: MemReg>(
     (owner.reclaim(e).unwrap().into_first().unwrap(), data)
 }
 
-fn allocations<S: MemReg>(strategy: S, cycles: usize) -> u64 {
-    let mut p = pair(strategy);
+fn allocations<S: MemReg>(strategy: S, caps: Caps, cycles: usize) -> u64 {
+    let mut p = pair(strategy, caps);
     let mut v = Vec::with_capacity(4096);
     let mut bufs = Some((DmaBuf::new(4096).unwrap(), DmaBuf::new(4096).unwrap()));
     let mut once = |p: &mut Pair<S>| {
@@ -74,8 +75,18 @@ fn allocations<S: MemReg>(strategy: S, cycles: usize) -> u64 {
 
 #[test]
 fn p4_ten_thousand_cycles_allocate_nothing() {
-    let frwr = allocations(Frwr::default(), 10_000);
-    let fmr = allocations(Fmr::default(), 10_000);
-    println!("heap allocations in 10000 cycles after warm-up: frwr {frwr}, fmr {fmr}");
-    assert_eq!((frwr, fmr), (0, 0));
+    let frwr = allocations(Frwr::default(), Caps::default(), 10_000);
+    let fmr = allocations(Fmr::default(), Caps::default(), 10_000);
+    let windows = Caps {
+        max_fast_reg_page_list_len: 0,
+        mem_window_type_2b: true,
+        max_mw: 1000,
+        ..Caps::default()
+    };
+    let windows = allocations(Frwr::default(), windows, 10_000);
+    println!(
+        "heap allocations in 10000 cycles after warm-up: frwr {frwr}, over windows {windows}, \
+         fmr {fmr}"
+    );
+    assert_eq!((frwr, windows, fmr), (0, 0, 0));
 }

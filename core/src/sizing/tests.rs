@@ -243,6 +243,36 @@ fn b36_a_refused_depth_is_stepped_down_to_what_the_device_has() {
     assert_eq!(e, SizeError::Refused { need: 8, wr: 7, backchannel: 0 });
 }
 
+#[test]
+fn b36_the_steps_end_where_the_software_device_accepts() {
+    use crate::device::sim::Fabric;
+    use crate::device::{Device, QpCaps};
+    let caps =
+        Caps { max_qp_wr: 4096, wide_sge: 4, max_qp_wr_wide: 1024, max_sge: 8, ..Caps::default() };
+    let device = Fabric::new(1).add_node("sim", caps.clone());
+    let pd = device.alloc_pd().unwrap();
+    let (cq, _) = device.create_cq(10_000).unwrap();
+    let per = PerRequest { page_list_depth: 0, regions: 16, wr: 1, payload_bytes: 1 << 20 };
+    let mut l = queues(&caps, &asked(4095), per, KeyScope::Pd).unwrap();
+    let mut refused = 0;
+    let granted = loop {
+        let ask = QpCaps {
+            max_send_wr: l.max_send_wr,
+            max_recv_wr: l.max_recv_wr,
+            max_sge: caps.max_sge,
+            max_inline_data: 0,
+        };
+        match device.create_qp(pd, cq, ask) {
+            Ok((_, got)) => break got,
+            Err(_) => l = step_down(&l).unwrap(),
+        }
+        refused += 1;
+    };
+    assert_eq!((refused, granted.max_send_wr, l.max_send_wr, l.credits), (2, 1024, 1024, 1023));
+    let note = l.clamped.iter().find(|c| c.what == "max_send_wr").unwrap();
+    assert_eq!((note.asked, note.got), (4096, 1024));
+}
+
 /// Devices and wishes, with a bias to the small and odd.
 fn worlds() -> impl Strategy<Value = (Caps, Ask)> {
     let payload = prop_oneof![1u64..5_000_000, Just(1 << 20), 1u64..u64::MAX];
