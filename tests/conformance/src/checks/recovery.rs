@@ -2,8 +2,9 @@
 
 use crate::pair::{DRAIN_LIMIT_NS, Pair, pattern, unaligned, zeroed};
 use crate::subject::Subject;
-use crate::verdict::{Because, Stop, Verdict, ensure, ensure_eq, fail};
+use crate::verdict::{Because, Stop, Verdict, ensure, ensure_eq, fail, skip};
 use memreg_core::device::{Verb, errno};
+use memreg_core::sizing::KeyScope;
 use memreg_core::transport::error::{ConnectError, DownCause, Refusal};
 use memreg_core::transport::{Buffers, ExposureState, NoReply, Reply, State};
 use memreg_core::types::SegmentError;
@@ -153,6 +154,9 @@ pub(super) fn removed_device_gives_all_bytes_back<S: MemReg>(subject: &Subject<S
 /// both are there.
 pub(super) fn rule_4_no_new_qp_while_a_key_lives<S: MemReg>(subject: &Subject<S>) -> Verdict {
     let mut pair = subject.pair()?;
+    if pair.owner.limits().key_scope == KeyScope::Qp {
+        return skip("limits.key_scope is the QP: no key outlives it");
+    }
     let (exposed, _) = pair.expose_told(zeroed(5000)?, Grant::PeerWrites)?;
     pair.plan.fail(Verb::DeregMr, usize::MAX, errno::EBUSY);
     pair.owner.disconnect();
