@@ -8,6 +8,7 @@ mod fence;
 mod lease;
 mod lying;
 mod map;
+mod open;
 mod posts;
 mod rig;
 mod rnr;

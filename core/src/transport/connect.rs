@@ -3,13 +3,12 @@
 use super::error::{ConnectError, DownCause, OpenError};
 use super::exchange::Messages;
 use super::{State, Transport};
-use crate::device::{Caps, Device, DeviceError, Endpoint, QpCaps, RtsAttrs, WrChain};
+use crate::device::{Caps, Device, DeviceError, Endpoint, RtsAttrs, WrChain};
 use crate::engine::Engine;
 use crate::engine::arena::Arena;
 use crate::engine::control::{Ctl, Scope};
 use crate::engine::exposure::Slots;
 use crate::engine::keys::{KeyState, KeyTable};
-use crate::engine::ledger::LedgerEvent;
 use crate::engine::ring::SendRing;
 use crate::engine::stats::Stats;
 use crate::error::ApiMisuse;
@@ -27,6 +26,8 @@ pub struct OpenOptions {
     pub ask: Ask,
     /// How long a drain waits for the sentinel before it destroys the QP, in nanoseconds.
     pub drain_limit_ns: u64,
+    /// Bytes of the largest inline payload; `None` takes what the device grants.
+    pub max_inline_data: Option<u32>,
     /// How often a message is tried again that found no receive at the peer; 7 = without end.
     pub rnr_retry: u8,
 }
@@ -34,7 +35,12 @@ pub struct OpenOptions {
 impl Default for OpenOptions {
     fn default() -> OpenOptions {
         let rnr_retry = RtsAttrs::default().rnr_retry;
-        OpenOptions { ask: Ask::default(), drain_limit_ns: 5_000_000_000, rnr_retry }
+        OpenOptions {
+            ask: Ask::default(),
+            drain_limit_ns: 5_000_000_000,
+            max_inline_data: None,
+            rnr_retry,
+        }
     }
 }
 
@@ -105,13 +111,15 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             sentinel_seen: false,
             drain_limit_ns: options.drain_limit_ns,
             rnr_retry: options.rnr_retry,
+            ask_inline: 0,
             wcs: Vec::with_capacity(64),
         };
+        t.first_qp(name, options.max_inline_data)?;
         if t.eng.limits.arena_bytes > 0 {
             t.eng.bounce = Some(Arena::open(&t.eng, t.eng.limits.arena_bytes).map_err(broke)?);
         }
         t.messages = Messages::open(&mut t.eng, options.ask.max_message_bytes)?;
-        t.new_qp().map_err(broke)?;
+        t.ready().map_err(broke)?;
         tracing::info!(
             strategy = name,
             device = t.eng.device.name(),
@@ -122,24 +130,10 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         Ok(t)
     }
 
-    /// Makes the QP of the next epoch from a fresh copy of the attributes (H-51) and fills the
-    /// pool.
-    fn new_qp(&mut self) -> Result<(), DeviceError> {
-        let eng = &mut self.eng;
-        let ask = QpCaps {
-            max_send_wr: eng.limits.max_send_wr,
-            max_recv_wr: eng.limits.max_recv_wr,
-            max_sge: eng.caps.max_sge,
-            max_inline_data: eng.caps.max_inline_data,
-        };
-        let (qp, got) = eng.device.create_qp(eng.pd, eng.cq, ask)?;
-        eng.qp = Some(qp);
-        eng.epoch = Epoch(eng.epoch.0.wrapping_add(1));
-        // A device may grant more; what was planned is what is used.
-        eng.ring = SendRing::new(got.max_send_wr.min(ask.max_send_wr), eng.epoch);
-        eng.max_inline = got.max_inline_data;
-        eng.keys.ledger.write(LedgerEvent::QpUp(qp, eng.epoch));
-        eng.device.qp_to_init(qp)?;
+    /// QP → INIT, message slots anew, and the pool filled.
+    fn ready(&mut self) -> Result<(), DeviceError> {
+        let Some(qp) = self.eng.qp else { return Ok(()) };
+        self.eng.device.qp_to_init(qp)?;
         self.messages.reset(&mut self.eng);
         let want = self.eng.limits.regions_per_request as usize;
         let mut ctl = Ctl::new(&mut self.eng, Scope::Pool);
@@ -221,7 +215,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         self.peer = None;
         self.cause = None;
         self.sentinel_seen = false;
-        if let Err(e) = self.new_qp() {
+        if let Err(e) = self.new_qp().and_then(|()| self.ready()) {
             self.destroy_qp();
             return Err(e.into());
         }

@@ -1,6 +1,6 @@
 //! Errors of a transport; each says what to do and hands back what it was given.
 
-use crate::device::{DeviceError, PostError, WcError};
+use crate::device::{DeviceError, PostError, QpCaps, WcError};
 use crate::engine::exposure::{Buffers, Exposed, LocalOp, RemoteAccess};
 use crate::error::{ApiMisuse, Bug, Disposition};
 use crate::mem::AllocError;
@@ -78,6 +78,23 @@ pub enum OpenError {
         name: &'static str,
         /// What is wrong.
         what: &'static str,
+    },
+    /// The inline size that was named is more than the device takes; without it the QP is made.
+    #[error(
+        "create_qp refused {} send and {} receive WRs, {} SGEs, {} inline bytes (device limits: \
+         {}, {}, {}, {}); with 0 inline bytes it works: lower max_inline_data or leave it out",
+        ask.max_send_wr, ask.max_recv_wr, ask.max_sge, ask.max_inline_data,
+        limits.max_send_wr, limits.max_recv_wr, limits.max_sge, limits.max_inline_data
+    )]
+    Inline {
+        /// The strategy.
+        name: &'static str,
+        /// What was asked.
+        ask: QpCaps,
+        /// What the device announces.
+        limits: QpCaps,
+        /// Its answer.
+        source: DeviceError,
     },
     /// A verb failed.
     #[error("opening a transport with strategy {name}")]

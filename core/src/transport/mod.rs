@@ -5,6 +5,7 @@
 //! apart).
 //!
 //! - `connect`: open, connect, disconnect, reconnect, close
+//! - `queue_pair`: making a QP that the device takes
 //! - `expose`: expose, revoke, cancel, reclaim
 //! - `lease`: exposures that end by themselves
 //! - `exchange`: messages both ways, with and without invalidation
@@ -21,6 +22,7 @@ mod exchange;
 mod expose;
 mod lease;
 mod local;
+mod queue_pair;
 
 pub use crate::engine::exposure::{Buffers, Exposed, ExposureState, LocalOp, RemoteAccess};
 pub use crate::engine::ledger::{KeyEvent, Ledger, LedgerEntry, LedgerEvent, Rule};
@@ -75,6 +77,8 @@ pub struct Transport<D: Device, S: MemReg> {
     sentinel_seen: bool,
     drain_limit_ns: u64,
     rnr_retry: u8,
+    /// Inline bytes to ask of a QP; what the first one was made with.
+    ask_inline: u32,
     wcs: Vec<crate::device::Wc>,
 }
 
