@@ -2,7 +2,7 @@
 
 use super::rig::{Rig, is_inv, posts};
 use memreg_core::device::trace::Call;
-use memreg_core::device::{Caps, WcStatus, WrOp};
+use memreg_core::device::{Caps, TransportKind, WcStatus, WrOp};
 use memreg_core::sizing::Ask;
 use memreg_core::transport::error::{ReclaimRefusal, Refusal};
 use memreg_core::transport::{Buffers, ExposureState, KeyEvent, LedgerEvent, NoReply, Reply, Rule};
@@ -371,4 +371,30 @@ fn fmr_fences_with_one_verb_a_region_and_no_wr() {
     rig.owner.reclaim(e).unwrap();
     rig.assert_clean();
     assert!(rig.peer_read(&s, 0, 1).is_err());
+}
+
+#[test]
+fn b24_read_sinks_grant_remote_write_on_iwarp_alone_and_no_longer_than_the_read() {
+    for transport in [TransportKind::Ib, TransportKind::Roce, TransportKind::Iwarp] {
+        let caps = Caps { transport, ..Caps::default() };
+        let mut rig = Rig::new(Frwr::default(), caps, Ask::default());
+        let theirs = rig.peer.expose(DmaBuf::from_bytes(&[9; 64]).unwrap(), Grant::PeerReads);
+        let theirs = theirs.unwrap();
+        let seg = rig.peer.segments(&theirs).unwrap()[0];
+        let op = rig.owner.read(&seg, 0, (DmaBuf::new(4096).unwrap(), 8..72)).unwrap();
+        let made = rig.trace.take().into_iter().find_map(|c| match c {
+            Call::RegMr(keys, access) => Some((keys, access)),
+            _ => None,
+        });
+        let (keys, access) = made.unwrap();
+        let wide = transport == TransportKind::Iwarp;
+        assert_eq!(access.contains(Access::REMOTE_WRITE), wide, "{transport}");
+        rig.settle();
+        let done = rig.owner.take(op).unwrap();
+        assert_eq!(done.result, Ok(64));
+        assert_eq!(&done.buffers.into_first().unwrap()[8..72], &[9; 64]);
+        let ended = rig.trace.take().contains(&Call::DeregMr(keys.mr));
+        assert_eq!(ended, wide, "{transport}: a right of the peer ends with the read");
+        assert_eq!(rig.owner.stats().sink_registrations, u64::from(wide));
+    }
 }

@@ -262,3 +262,20 @@ fn limits_are_named_with_their_numbers() {
     rig.back(e);
     rig.assert_clean();
 }
+
+#[test]
+fn b44_pages_of_64_kib_are_covered_whole_and_the_users_range_is_told() {
+    let caps = Caps { page_size: 65_536, ..Caps::default() };
+    let mut rig = Rig::new(Frwr::default(), caps, Ask::default());
+    let buf = DmaBuf::new(32_768 + 100_000).unwrap();
+    let e = rig.owner.expose((buf, 32_768..132_768), Grant::PeerReads).unwrap();
+    rig.owner.flush().unwrap();
+    rig.settle();
+    let s = rig.owner.segments(&e).unwrap()[0];
+    let chains = posts(&rig.trace.take());
+    let WrOp::RegMr { pages, .. } = chains[0][0].op else { panic!("{chains:?}") };
+    assert_eq!(pages.count(), 3, "196608 bytes of pages");
+    assert_eq!((s.len, s.addr % 65_536), (100_000, 32_768), "the user's own start and length");
+    rig.back(e);
+    rig.assert_clean();
+}

@@ -1,5 +1,6 @@
 //! What a device says of itself.
 
+use crate::types::Access;
 use std::fmt;
 
 /// Attributes of a device, as reported; a promise, not a proof.
@@ -100,6 +101,19 @@ impl Caps {
     #[must_use]
     pub fn has_windows(&self) -> bool {
         self.mem_window_type_2b && self.max_mw > 0
+    }
+
+    /// The rights that the sink of an RDMA READ needs. Sources of sends and writes need none, and
+    /// receives local write, on every wire.
+    ///
+    /// # Source
+    /// RFC 5040: over iWARP a read response is a tagged write by the peer.
+    #[must_use]
+    pub fn read_sink_access(&self) -> Access {
+        match self.transport {
+            TransportKind::Iwarp => Access::LOCAL_WRITE.union(Access::REMOTE_WRITE),
+            TransportKind::Ib | TransportKind::Roce => Access::LOCAL_WRITE,
+        }
     }
 }
 

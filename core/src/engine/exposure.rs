@@ -3,7 +3,7 @@
 use crate::device::WcError;
 use crate::mem::{DmaBuf, ExposedBytes, Placement};
 use crate::memreg::RegionId;
-use crate::types::{DmaAddr, Grant, Rkey, Segment, Tick, TransportId};
+use crate::types::{DmaAddr, Grant, MrId, Rkey, Segment, Tick, TransportId};
 use slotmap::{SlotMap, new_key_type};
 use smallvec::SmallVec;
 use std::ops::Range;
@@ -92,6 +92,8 @@ pub(crate) struct Piece {
     /// Where the device sees it, while it is lent.
     pub(crate) mapped: Option<DmaAddr>,
     pub(crate) range: Range<usize>,
+    /// An MR of this one operation, to be ended before the loan is.
+    pub(crate) once: Option<MrId>,
 }
 
 /// What a handle and its slot share; slots recycle it.

@@ -23,7 +23,9 @@ use crate::device::{Caps, Device, DeviceError, DeviceErrorKind, MrKeys, Verb, Wr
 use crate::mem::{DeregQueue, Fenced, LocalMr, Placement, Unmapped};
 use crate::memreg::{Event, RegionId, SegShape};
 use crate::sizing::Limits;
-use crate::types::{Access, CqId, DeviceId, Epoch, Lkey, MrId, PdId, QpId, Tick, TransportId};
+use crate::types::{
+    Access, CqId, DeviceId, DmaAddr, Epoch, Lkey, MrId, PdId, QpId, Tick, TransportId,
+};
 use arena::Arena;
 use exposure::{Buffers, ExposureId, ExposureState, LocalId, Piece, Slots};
 use keys::{KeyTable, RegionKind};
@@ -104,7 +106,7 @@ impl<D: Device> Engine<D> {
                     Err(e) => failed = Some(e),
                 }
             }
-            pieces.push(Piece { bytes, place, mapped, range });
+            pieces.push(Piece { bytes, place, mapped, range, once: None });
         }
         match failed {
             None => Ok(pieces),
@@ -122,11 +124,13 @@ impl<D: Device> Engine<D> {
     /// Ends the device's loan and returns the CPU's view. False if the device did not let go: the
     /// memory is then leaked on purpose, for it may still be reached, and counted.
     pub(crate) fn give_back(&mut self, piece: Piece, proof: Fenced, back: &mut Buffers) -> bool {
-        let Piece { bytes, place, mapped, range } = piece;
+        let Piece { bytes, place, mapped, range, once } = piece;
         let len = bytes.len() as u64;
-        let unmapped = match mapped {
-            None => Ok(Unmapped::after(proof)),
-            Some(addr) => self.device.dma_unmap(addr, proof),
+        let ended = once.map_or(Ok(()), |mr| self.dereg_mr(mr));
+        let unmapped = match (ended, mapped) {
+            (Err(e), _) => Err((e, proof)),
+            (Ok(()), None) => Ok(Unmapped::after(proof)),
+            (Ok(()), Some(addr)) => self.device.dma_unmap(addr, proof),
         };
         let kept = match unmapped {
             Ok(unmapped) => match bytes.into_buf(unmapped, place) {
@@ -292,6 +296,19 @@ impl<D: Device> Engine<D> {
         let owner = Arc::clone(&self.local_queue);
         place.local = Some(LocalMr { mr, lkey, owner, memory: piece.bytes.lifetime() });
         Ok((mr, lkey))
+    }
+
+    /// An MR for one RDMA READ into a lent buffer: on iWARP the peer's response comes as an RDMA
+    /// WRITE, so the sink must grant remote write. It covers the bytes of the read alone and ends
+    /// with it.
+    pub(crate) fn sink_mr(&mut self, piece: &mut Piece) -> Result<Lkey, DeviceError> {
+        let base = piece.mapped.ok_or(DeviceError::new(Verb::RegMr, errno::EFAULT))?;
+        let addr = DmaAddr(base.0 + piece.range.start as u64);
+        let (len, access) = (piece.range.len() as u64, self.caps.read_sink_access());
+        let keys = self.device.reg_mr(self.pd, addr, len, access)?;
+        piece.once = Some(keys.mr);
+        self.stats.sink_registrations += 1;
+        Ok(keys.lkey)
     }
 
     /// Deregisters MRs of buffers that are gone, at most `budget` of them.

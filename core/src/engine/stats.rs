@@ -38,6 +38,8 @@ pub struct Stats {
     /// MRs with local rights made for reads and writes, and how often one was there already.
     pub local_registrations: u64,
     pub local_hits: u64,
+    /// MRs made for one RDMA READ each, because the wire asks for remote write on its sink (iWARP).
+    pub sink_registrations: u64,
     /// Copies between buffers and the bounce arena.
     pub copies: u64,
     pub exposures: u64,

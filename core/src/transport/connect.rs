@@ -259,8 +259,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
 
 /// Parents of windows need one right more; nobody else gets it.
 fn local_access(caps: &Caps) -> Access {
-    let windows = caps.mem_window_type_2b && caps.max_mw > 0;
-    let bind = if windows { Access::MW_BIND } else { Access::empty() };
+    let bind = if caps.has_windows() { Access::MW_BIND } else { Access::empty() };
     Access::LOCAL_WRITE | bind
 }
 

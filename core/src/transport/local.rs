@@ -8,7 +8,7 @@ use crate::engine::ring::RingOp;
 use crate::error::ApiMisuse;
 use crate::mem::Fenced;
 use crate::memreg::MemReg;
-use crate::types::{DmaAddr, Grant, Segment};
+use crate::types::{Access, DmaAddr, Grant, Segment};
 use smallvec::SmallVec;
 
 /// A finished read or write.
@@ -90,7 +90,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             Ok(pieces) => pieces,
             Err((buffers, e)) => return Err(BufferError { buffers, why: Refusal::Device(e) }),
         };
-        let sges = match self.sges(&mut pieces) {
+        let sges = match self.sges(&mut pieces, write) {
             Ok(sges) => sges,
             Err(e) => return Err(self.give_all_back(pieces, Refusal::Device(e))),
         };
@@ -157,10 +157,12 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     }
 
     /// SGEs over the buffers, each with the key of its own local MR.
-    fn sges(&mut self, pieces: &mut [Piece]) -> Result<Sges, DeviceError> {
+    fn sges(&mut self, pieces: &mut [Piece], write: bool) -> Result<Sges, DeviceError> {
+        // A right of the peer is never left on a registration that stays (B24).
+        let once = !write && self.eng.caps.read_sink_access() != Access::LOCAL_WRITE;
         let mut sges = Sges::new();
         for piece in pieces {
-            let (_, lkey) = self.eng.local_mr(piece)?;
+            let lkey = if once { self.eng.sink_mr(piece)? } else { self.eng.local_mr(piece)?.1 };
             let base = piece.mapped.map_or(0, |a| a.0);
             let mut at = piece.range.start as u64;
             let end = piece.range.end as u64;

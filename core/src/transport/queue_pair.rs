@@ -16,8 +16,8 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     /// The first QP of a transport: gives up inline payloads, then queue depth, until one is made.
     ///
     /// # Errors
-    /// [`OpenError::Inline`] if an inline size was named and is at fault; [`OpenError::Size`] if not
-    /// even one operation fits.
+    /// [`OpenError::Inline`] if an inline size was named and is at fault; [`OpenError::Size`] if
+    /// not even one operation fits.
     pub(super) fn first_qp(
         &mut self,
         name: &'static str,

@@ -163,7 +163,8 @@ impl State {
         rkey: Rkey,
         s: &mut Scratch,
     ) -> Result<u32, Stop> {
-        let total = self.gather(at, wqe, Access::LOCAL_WRITE, s)?;
+        let sink = self.nodes[at.node].caps.read_sink_access();
+        let total = self.gather(at, wqe, sink, s)?;
         let to = self.peer_of(at)?;
         self.reach_peer(to, rkey, Access::REMOTE_READ, (addr, total), s)?;
         let (from, into) = (&self.nodes[to.node].iommu, &self.nodes[at.node].iommu);
