@@ -5,6 +5,7 @@
 
 mod drain;
 mod fence;
+mod found;
 mod lease;
 mod lying;
 mod map;

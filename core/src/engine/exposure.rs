@@ -198,6 +198,8 @@ pub(crate) struct Part {
 #[derive(Debug)]
 pub(crate) struct Exposure {
     pub(crate) state: ExposureState,
+    /// `expose` has counted it; one that failed is neither an exposure nor a fence.
+    pub(crate) counted: bool,
     pub(crate) grant: Grant,
     pub(crate) pieces: SmallVec<[Piece; 4]>,
     pub(crate) parts: Vec<Part>,
@@ -274,6 +276,7 @@ impl Slots {
         let mut body = self.spare_exposures.pop().unwrap_or_else(|| {
             Box::new(Exposure {
                 state: ExposureState::Staged,
+                counted: false,
                 grant,
                 pieces: SmallVec::new(),
                 parts: Vec::with_capacity(crate::memreg::MAX_REGIONS),
@@ -287,6 +290,7 @@ impl Slots {
             })
         });
         body.state = ExposureState::Staged;
+        body.counted = false;
         body.grant = grant;
         (body.reply_after, body.lease) = (None, None);
         let flag = fresh_flag(&mut body.flag, &self.bell);

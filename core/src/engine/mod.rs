@@ -175,16 +175,25 @@ impl<D: Device> Engine<D> {
         for piece in pieces {
             whole &= self.give_back(piece, Fenced::mint(), &mut back);
         }
-        self.stats.fences += 1;
         let bytes = back.iter().map(|(buf, _)| buf.len() as u64).sum();
         let exposure = id.data().as_ffi();
         self.keys.ledger.write(LedgerEvent::BytesBack { exposure, bytes });
         let Some(e) = self.slots.exposures.get_mut(id) else { return };
+        self.stats.fences += u64::from(e.counted);
         e.back = back;
         e.state = if whole { ExposureState::Fenced } else { ExposureState::Held };
         if e.flag.is_abandoned() {
             self.free_abandoned(id);
         }
+    }
+
+    /// Counts an exposure that exists from now on.
+    pub(crate) fn count_exposure(&mut self, id: ExposureId) {
+        if let Some(e) = self.slots.exposures.get_mut(id) {
+            e.counted = true;
+        }
+        self.stats.exposures += 1;
+        self.stats.exposures_now = self.slots.exposures.len() as u64;
     }
 
     /// Frees a fenced slot that nobody will reclaim.

@@ -142,7 +142,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     fn retire(&mut self, ahead: usize, wc: &Wc) {
         for _ in 0..ahead {
             if let Some(op) = self.eng.ring.retire_front() {
-                self.succeeded(op);
+                if wc.is_success() { self.succeeded(op) } else { self.passed_over(op) }
             }
         }
         let Some(op) = self.eng.ring.retire_front() else { return };
@@ -154,6 +154,15 @@ impl<D: Device, S: MemReg> Transport<D, S> {
                     self.poison(DownCause::Wc(*e));
                 }
             }
+        }
+    }
+
+    /// An error WC came for a later WR. This one succeeded, unless its own error WC was lost; nothing
+    /// is lost by not believing it, for the connection goes down and that proves more.
+    fn passed_over(&mut self, op: RingOp) {
+        match op {
+            RingOp::Inv(..) | RingOp::Local(_, true) => self.failed(op, None),
+            _ => self.succeeded(op),
         }
     }
 

@@ -2,14 +2,14 @@
 
 use super::error::DownCause;
 use super::{State, Transport};
-use crate::device::{Device, WcError, WcStatus, WrOp};
+use crate::device::{AsyncEvent, Device, WcError, WcStatus, WrOp};
 use crate::engine::exposure::{ExposureState, LocalId};
 use crate::engine::keys::{KeyState, RegionKind};
 use crate::engine::ledger::{LedgerEvent, Rule};
 use crate::engine::ring::RingOp;
 use crate::engine::stage::empty_payload;
 use crate::memreg::{Event, MemReg, RegionId};
-use crate::types::WrId;
+use crate::types::{Rkey, WrId};
 
 impl<D: Device, S: MemReg> Transport<D, S> {
     /// Takes the connection down; idempotent. `poll` finishes the drain.
@@ -37,11 +37,14 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         self.post_sentinel();
     }
 
-    /// One signaled SEND in the slot that is kept for it; everything posted before is out when it
-    /// is flushed (rule 8).
+    /// One signaled WR in the slot that is kept for it; everything posted before is out when it is
+    /// flushed (rule 8). A write of no bytes: should the QP not be in error after all, the peer
+    /// sees nothing of it, where a SEND would be a message.
     fn post_sentinel(&mut self) {
         let payload = empty_payload(&mut self.eng.chain);
-        self.eng.chain_wr(WrOp::Send(payload), RingOp::Sentinel, true);
+        let (remote_addr, rkey) = (0, Rkey::from_bits(0));
+        let write = WrOp::RdmaWrite { payload, remote_addr, rkey };
+        self.eng.chain_wr(write, RingOp::Sentinel, true);
         if self.eng.post_chain().is_err() {
             // Rule 8: if that post fails, destroy the QP.
             self.eng.stats.drains_forced += 1;
@@ -66,6 +69,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
 
     /// No WR runs any more, or the QP is destroyed so that none can: keys next, then the bytes.
     fn finish_drain(&mut self) {
+        self.hear_removal();
         // A bound window holds its QP, and a QP with bound windows may not go (spec §5.3, rule 8).
         self.destroy_windows();
         self.destroy_qp();
@@ -78,6 +82,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         self.destroy_keys();
         self.strategy_drained();
         let cause = self.cause.take().unwrap_or(DownCause::Local);
+        let cause = if self.eng.gone { DownCause::DeviceGone } else { cause };
         tracing::info!(%cause, open_keys = self.open_keys(), "connection down");
         self.state = State::Down(cause);
     }
@@ -122,8 +127,19 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         self.strategy.on_drained();
     }
 
+    /// Events of a QP go with it: the device's removal must be heard before, or no release on it
+    /// would ever count.
+    fn hear_removal(&mut self) {
+        while let Some(qp) = self.eng.qp
+            && let Some(event) = self.eng.device.next_event(qp)
+        {
+            self.eng.gone |= event == AsyncEvent::DeviceFatal;
+        }
+    }
+
     /// Destroys the QP; `eng.qp` is `None` if and only if that succeeded.
     pub(super) fn destroy_qp(&mut self) {
+        self.hear_removal();
         if let Some(qp) = self.eng.qp {
             let destroyed = self.eng.device.destroy_qp(qp);
             match self.eng.released(destroyed) {

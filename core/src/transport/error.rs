@@ -290,8 +290,9 @@ impl Refusal {
 
 /// `expose`, `read` or `write` refused; the buffers come back.
 ///
-/// The list is empty only where the device would not let go of them: they are kept and counted, see
-/// [`Stats::bytes_leaked`](crate::engine::stats::Stats::bytes_leaked).
+/// Some are missing only where the device would not let go of them: behind a key that it did not
+/// end they are kept until that is dead and then freed; in a mapping that it did not end they are
+/// lost and counted, see [`Stats::bytes_leaked`](crate::engine::stats::Stats::bytes_leaked).
 #[derive(Debug)]
 pub struct BufferError {
     /// What was given.

@@ -73,8 +73,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
                 if staged > 0 {
                     self.eng.staged.push(id);
                 }
-                self.eng.stats.exposures += 1;
-                self.eng.stats.exposures_now = self.eng.slots.exposures.len() as u64;
+                self.eng.count_exposure(id);
                 self.deliver();
                 Ok(Exposed { transport: self.eng.id, id, flag: Some(flag) })
             }
@@ -131,6 +130,9 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         self.eng.undo_map(id, &self.batch);
         self.eng.release(id);
         let kept = self.eng.slots.exposures.get(id).is_some_and(|e| e.open > 0);
+        if kept {
+            self.eng.count_exposure(id);
+        }
         if misbehaved || kept {
             self.poison(DownCause::Strategy(Poison("it broke the contract of map")));
         }
