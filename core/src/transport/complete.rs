@@ -157,8 +157,8 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         }
     }
 
-    /// An error WC came for a later WR. This one succeeded, unless its own error WC was lost; nothing
-    /// is lost by not believing it, for the connection goes down and that proves more.
+    /// An error WC came for a later WR. This one succeeded, unless its own error WC was lost;
+    /// nothing is lost by not believing it, for the connection goes down and that proves more.
     fn passed_over(&mut self, op: RingOp) {
         match op {
             RingOp::Inv(..) | RingOp::Local(_, true) => self.failed(op, None),
