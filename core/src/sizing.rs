@@ -1,10 +1,12 @@
 //! Queue sizes as pure functions of the device's limits and the user's wish (spec §1.4 with D-05,
 //! D-06 and D-08 mended).
 
+mod messages;
 mod parts;
 mod request;
 mod step_down;
 
+pub use messages::check_messages;
 pub use parts::SendParts;
 pub use request::{
     PerRequest, Reach, WINDOW_BYTES_LIMIT, page_list_reach, page_list_request, window_limits,
@@ -150,6 +152,44 @@ pub enum SizeError {
         wr: u32,
         /// Backchannel slots.
         backchannel: u32,
+    },
+    /// The message buffers of one direction are larger than an MR can be.
+    #[error(
+        "message buffers need {need} bytes in one MR ({slots} {queue} slots of {bytes} bytes), \
+         max_mr_size is {limit}"
+    )]
+    Messages {
+        /// Bytes of the MR.
+        need: u64,
+        /// Slots of the queue.
+        slots: u32,
+        /// The queue: send or receive.
+        queue: &'static str,
+        /// Bytes of the largest message.
+        bytes: u32,
+        /// The device's limit.
+        limit: u64,
+    },
+    /// The device has too few MRs for any connection.
+    #[error(
+        "a connection needs {need} MRs at least (2 for message buffers, 1 for what is exposed), \
+         max_mr is {limit}"
+    )]
+    Regions {
+        /// MRs needed.
+        need: u32,
+        /// The device's limit.
+        limit: u32,
+    },
+    /// A limit leaves no whole page.
+    #[error("{by} is {limit} bytes, less than a page of {page}")]
+    LessThanPage {
+        /// The limit's name.
+        by: &'static str,
+        /// The limit.
+        limit: u64,
+        /// The page size.
+        page: u64,
     },
     /// A number must be at least 1.
     #[error("{0} is zero")]

@@ -60,10 +60,10 @@ impl MemReg for Physical {
         } else {
             (ARENA_BYTES_LIMIT, "bounce arena limit")
         };
-        let limit = limit - limit % page;
-        if limit == 0 {
-            return Err(SizeError::Other("max_mr_size is less than a page"));
+        if limit < page {
+            return Err(SizeError::LessThanPage { by, limit, page });
         }
+        let limit = limit - limit % page;
         // `limit` is whole pages, so rounding the payload up cannot pass it.
         let payload = ask.max_payload_bytes.min(limit);
         let slot = payload.div_ceil(page).max(1) * page;
@@ -184,7 +184,11 @@ mod tests {
     fn sizes_that_make_no_sense_are_errors() {
         let mut s = Physical::new(true);
         let tiny = Caps { max_mr_size: 100, ..Caps::default() };
-        assert!(matches!(s.open(&tiny, &Ask::default()), Err(SizeError::Other(_))));
+        let e = s.open(&tiny, &Ask::default()).unwrap_err().to_string();
+        assert_eq!(e, "max_mr_size is 100 bytes, less than a page of 4096");
+        let huge = Caps { page_size: 1 << 30, ..Caps::default() };
+        let e = s.open(&huge, &Ask::default()).unwrap_err().to_string();
+        assert_eq!(e, "bounce arena limit is 268435456 bytes, less than a page of 1073741824");
         let page = Caps { page_size: 0, ..Caps::default() };
         assert_eq!(s.open(&page, &Ask::default()), Err(SizeError::PageSize(0)));
         let none = Ask { credits: 0, ..Ask::default() };

@@ -13,7 +13,7 @@ use crate::engine::ring::SendRing;
 use crate::engine::stats::Stats;
 use crate::error::ApiMisuse;
 use crate::memreg::{MemReg, WrBatch};
-use crate::sizing::{Ask, KeyScope, Limits};
+use crate::sizing::{Ask, KeyScope, Limits, check_messages};
 use crate::types::{Access, Epoch, TransportId};
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -62,6 +62,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         let sized = |source| OpenError::Size { name, device: device.name(), source };
         let limits = strategy.open(&caps, &options.ask).map_err(sized)?;
         check_limits(&limits).map_err(|what| OpenError::BadLimits { name, what })?;
+        check_messages(&caps, &options.ask, &limits).map_err(sized)?;
         let broke = |source| OpenError::Device { name, source };
 
         let pd = device.alloc_pd().map_err(broke)?;
