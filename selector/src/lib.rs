@@ -10,12 +10,12 @@ mod plan;
 pub mod probe;
 
 pub use plan::{Plan, Sizing};
-pub use probe::{ProbeReport, probe};
+pub use probe::{ProbeReport, probe, probe_telling};
 
 use memreg_core::MemReg;
 use memreg_core::device::Caps;
 use memreg_core::error::Disposition;
-use memreg_core::sizing::{Ask, Limits};
+use memreg_core::sizing::{Ask, Limits, check_messages};
 use memreg_strategies::{BuildOptions, Registry, Strategy};
 
 /// Which strategy the user wants.
@@ -269,6 +269,7 @@ fn open(
     let mut strategy = registry.build(name, options).map_err(|e| e.to_string())?;
     strategy.check(caps).map_err(|e| e.to_string())?;
     let limits = strategy.open(caps, ask).map_err(|e| e.to_string())?;
+    check_messages(caps, ask, &limits).map_err(|e| e.to_string())?;
     Ok((strategy, limits))
 }
 

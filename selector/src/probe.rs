@@ -12,7 +12,6 @@ mod pair;
 mod steps;
 
 use crate::Tried;
-use memreg_core::MemReg;
 use memreg_core::device::{Caps, Device};
 use memreg_core::sizing::{Ask, Limits};
 use memreg_core::types::Grant;
@@ -102,6 +101,17 @@ pub fn probe<D: Device + Clone>(
     ask: &Ask,
     options: &BuildOptions,
 ) -> ProbeReport {
+    probe_telling(device, registry, ask, options, &mut |_| ())
+}
+
+/// As [`probe`], and tells the name of each strategy before it is tried, for those who wait.
+pub fn probe_telling<D: Device + Clone>(
+    device: &D,
+    registry: &Registry,
+    ask: &Ask,
+    options: &BuildOptions,
+    next: &mut dyn FnMut(&'static str),
+) -> ProbeReport {
     let agreed = options.danger_trust_peer && ask.danger_trust_peer;
     let bench = Bench {
         device,
@@ -110,7 +120,11 @@ pub fn probe<D: Device + Clone>(
         options: BuildOptions { danger_trust_peer: agreed, ..options.clone() },
         caps: device.caps(),
     };
-    let strategies = registry.names().map(|name| steps::prove(&bench, name)).collect();
+    let prove = |name| {
+        next(name);
+        steps::prove(&bench, name)
+    };
+    let strategies = registry.names().map(prove).collect();
     ProbeReport { attributes: bench.caps, strategies }
 }
 
@@ -241,9 +255,8 @@ impl<D: Device + Clone> Bench<'_, D> {
 
     /// Judged by the attributes alone, with the sizes of the workload.
     fn sized(&self, name: &str) -> Result<Limits, String> {
-        let mut strategy = self.build(name)?;
-        strategy.check(&self.caps).map_err(|e| e.to_string())?;
-        strategy.open(&self.caps, &self.ask).map_err(|e| e.to_string())
+        let opened = crate::open(self.registry, name, &self.caps, &self.ask, &self.options);
+        opened.map(|(_, limits)| limits)
     }
 
     /// Bytes of one transfer: enough for two pages, never more than the workload has.

@@ -1,6 +1,7 @@
 //! Tests of the probe on the software device, whole and broken.
 
 use super::*;
+use memreg_core::MemReg;
 use memreg_core::device::fault::{FaultPlan, Faulty};
 use memreg_core::device::sim::{Fabric, SimCounters, SimDevice, profile};
 use memreg_core::device::{AnyDevice, Verb, errno};
