@@ -1,6 +1,11 @@
 //! The command line from outside: exit codes, what goes to which stream, the JSON form.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail by panicking")]
 
+#[path = "cli/audit.rs"]
+mod audit;
+#[path = "cli/plan.rs"]
+mod plan;
+
 use serde_json::Value;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
@@ -60,9 +65,18 @@ const EXITS: &[(&str, i32, &[&str], &[&str])] = &[
     ("strategies", 0, &["frwr", "fmr", "physical", "built in"], &[]),
     ("strategies --json", 0, &["\"schema\": 1", "\"plugin\": false"], &[]),
     ("compare --ops 2 --sizes 4KiB", 0, &["software device", "every byte"], &[]),
+    ("plan", 0, &["chosen    frwr", "page list", "384 to register", "1 drain"], &[]),
+    ("plan --set device.caps.max_qp_wr=6", 0,
+        &["chosen    fmr", "needs 8 send-queue slots", "credits 5 of 128 asked, by max_qp_wr"],
+        &[]),
+    ("plan --help", 0, &["Examples:", "exit 3"], &[]),
+    ("probe", 0, &["chosen    frwr", "old key refused for writing", "seen by doing"], &[]),
+    ("probe --help", 0, &["Examples:", "Exit 3"], &[]),
+    ("audit --help", 0, &["--keys", "Examples:", "Exit codes:"], &[]),
     // 1: the workload failed
-    ("compare --ops 2 --sizes 4KiB --set device.caps.max_mr=2", 1, &["FAILED"],
-        &["strategy fmr, size 4096, operation 0", "max_mr needs 1 of 2"]),
+    ("compare --ops 2 --sizes 4KiB --set device.caps.max_mr=3 --set device.caps.sg_gaps=true", 1,
+        &["FAILED"],
+        &["strategy fmr, size 4096, operation 0", "max_mr needs 1 of 3", "--trace DIR keeps"]),
     // 2: usage or configuration
     ("", 2, &[], &["Usage:"]),
     ("frobnicate", 2, &[], &["frobnicate"]),
@@ -81,6 +95,12 @@ const EXITS: &[(&str, i32, &[&str], &[&str])] = &[
     ("compare --set strategy.name=frw", 2, &[], &["frw", "physical"]),
     ("compare --set strategy.name=physical", 2, &[], &["strategy.danger_trust_peer"]),
     ("config --config no/such.toml", 2, &[], &["no/such.toml"]),
+    ("plan --set strategy.name=frw", 2, &[], &["frw", "physical"]),
+    ("probe --set strategy.order=frwr,frw", 2, &[], &["frw", "did you mean frwr?"]),
+    ("audit", 2, &[], &["TRACE"]),
+    ("audit no/such.trace", 2, &[], &["no/such.trace"]),
+    ("audit Cargo.toml", 2, &[], &["Cargo.toml: not a trace", "`memreg-trace 1`"]),
+    ("compare --trace Cargo.toml/x", 2, &[], &["--trace Cargo.toml/x"]),
     ("config --set queues.credits", 2, &[], &["is not key=value"]),
     // 3: no suitable device or strategy
     ("compare --set device.kind=verbs", 3, &[],
@@ -88,6 +108,12 @@ const EXITS: &[(&str, i32, &[&str], &[&str])] = &[
     ("devices --set device.kind=verbs", 3, &["generic"], &["no libibverbs support"]),
     ("compare --set strategy.name=frwr --set device.profile=no-fast-registration", 3,
         &["device has no MEM_MGT_EXTENSIONS"], &["strategy frwr cannot be used", "\"auto\""]),
+    ("plan --set device.kind=verbs", 3, &[], &["no libibverbs support"]),
+    ("probe --set device.kind=verbs", 3, &[], &["no libibverbs support"]),
+    ("plan --set strategy.name=frwr --set device.caps.max_qp_wr=6", 3, &["chosen    none"],
+        &["needs 8 send-queue slots", "max_qp_wr is 6"]),
+    ("probe --set strategy.name=frwr --set device.profile=no-fast-registration", 3,
+        &["not proven"], &["strategy frwr cannot be used: device has no MEM_MGT_EXTENSIONS"]),
     ("compare --set device.caps.max_qp_wr=1", 3, &["needs 2 send-queue slots"],
         &["max_qp_wr is 1"]),
 ];
@@ -203,6 +229,8 @@ const STRATEGY: &[Shape] = &[
     ("eligible", Value::is_boolean),
     ("selected", Value::is_boolean),
     ("reason", |v| v.as_str().is_some_and(|s| !s.is_empty())),
+    ("mechanism", |v| v.is_string() || v.is_null()),
+    ("trace", Value::is_null),
     ("transfers", Value::is_u64),
     ("bytes", Value::is_u64),
     ("verified", Value::is_boolean),
@@ -365,7 +393,8 @@ fn b17_a_strategy_that_the_device_refuses_after_all_is_passed_over() {
 
 #[test]
 fn a_failed_run_still_reports_as_json() {
-    let ran = run(&mut memreg(&format!("compare --json {QUICK} --set device.caps.max_mr=2")));
+    let few = "--set device.caps.max_mr=3 --set device.caps.sg_gaps=true";
+    let ran = run(&mut memreg(&format!("compare --json {QUICK} {few}")));
     assert_eq!(ran.code, Some(1));
     let report: Value = serde_json::from_str(&ran.stdout).unwrap();
     let fmr = strategy(&report, "fmr");

@@ -18,6 +18,10 @@ Examples:
   memreg compare                               every strategy on the software device
   memreg compare --file data.bin --json        the content of a file, the result as JSON
   memreg compare --set device.profile=shallow  on a device with page lists of 16
+  memreg plan                                  which strategy, with which queues, and why
+  memreg probe                                 what the device does of what it says
+  memreg compare --trace traces                also keep each ledger of keys
+  memreg audit traces/frwr.trace               and check one
   memreg --config memreg.toml config           every value and where it came from
   memreg config --reference > memreg.toml      a commented file to start from
 
@@ -28,6 +32,13 @@ Exit codes: 0 ok, 1 the workload failed, 2 usage or configuration, 3 no suitable
 pub(super) enum Command {
     /// Run the same transfers through every strategy, verify every byte and show what each costs.
     Compare(Compare),
+    /// Show which strategy would be opened, with which sizes, and why not another.
+    Plan(Plan),
+    /// Try on the device itself what each strategy needs, beside what the device says of itself.
+    Probe(Probe),
+    /// Check a trace of granted keys: by the device's answers alone, was every key dead when its
+    /// bytes were given back?
+    Audit(Audit),
     /// List the profiles of the software device, and which one the configuration selects.
     Devices(Devices),
     /// List the strategies that are linked into this program, plugins included.
@@ -66,6 +77,10 @@ pub(super) struct Compare {
     /// covered whole, also if that takes more.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=OPS_MOST))]
     pub ops: Option<u32>,
+    /// Write the ledger of each strategy's keys to DIR/<strategy>.trace, for memreg audit: the last
+    /// few thousand events.
+    #[arg(long, value_name = "DIR")]
+    pub trace: Option<PathBuf>,
 }
 
 /// Every sample is kept, so there is an end.
@@ -77,6 +92,56 @@ Examples:
   memreg compare --file Cargo.lock --sizes 4KiB,64KiB
   memreg compare --set strategy.danger_trust_peer=true      physical as well
   memreg compare --set device.profile=no-fast-registration  why frwr is out there
+  memreg compare --ops 100 --trace traces                   traces/frwr.trace and others
+";
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = PLAN_EXAMPLES)]
+pub(super) struct Plan {
+    #[command(flatten)]
+    common: Common,
+}
+
+const PLAN_EXAMPLES: &str = "\
+Examples:
+  memreg plan
+  memreg plan --json --set device.caps.max_fast_reg_page_list_len=30
+  memreg plan --set strategy.name=frwr --set device.caps.max_qp_wr=6   exit 3: too few for frwr
+
+With strategy.name = \"auto\" a strategy that does not fit is passed over, with its numbers as the
+reason, and the next of strategy.order is planned. A strategy that is named fits, or it is exit 3.
+";
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  memreg probe\n  \
+                        memreg probe --json --set strategy.danger_trust_peer=true\n\n\
+                        Exit 3 if the strategy that the configuration asks for did not pass.\n")]
+pub(super) struct Probe {
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = AUDIT_EXAMPLES)]
+pub(super) struct Audit {
+    #[command(flatten)]
+    common: Common,
+    /// The trace; - reads it from stdin.
+    #[arg(value_name = "TRACE")]
+    pub trace: PathBuf,
+    /// Also show every key: the WRs that granted and ended it, the rule, the line that proves it.
+    #[arg(long)]
+    pub keys: bool,
+}
+
+const AUDIT_EXAMPLES: &str = "\
+Examples:
+  memreg compare --trace traces && memreg audit traces/frwr.trace
+  memreg audit --keys traces/frwr.trace
+  memreg audit --json - < traces/fmr.trace
+
+Lines are named by the number that they start with.
+Exit codes: 0 safe, 1 not safe, 2 the file cannot be read or is no trace.
 ";
 
 #[derive(Debug, clap::Args)]
@@ -110,6 +175,9 @@ impl Args {
     pub fn common(&self) -> Common {
         let after = match &self.command {
             Command::Compare(c) => &c.common,
+            Command::Plan(c) => &c.common,
+            Command::Probe(c) => &c.common,
+            Command::Audit(c) => &c.common,
             Command::Devices(c) => &c.common,
             Command::Strategies(c) => &c.common,
             Command::Config(c) => &c.common,

@@ -4,13 +4,18 @@
 //! three lines: `use the_plugin as _;` and a `main` that returns [`run`].
 
 mod args;
+mod audit;
 mod clock;
 mod compare;
 mod devices;
 mod failure;
+mod plan;
+mod probe;
+mod progress;
 mod show_config;
 mod strategies;
 mod table;
+mod target;
 
 use args::{Args, Command, Common};
 use clap::Parser;
@@ -75,9 +80,15 @@ fn dispatch(args: &Args) -> Result<Answer, Failure> {
         Command::Config(_) => Ok(show_config::run(&load(&common, &[])?, common.json)),
         Command::Devices(_) => devices::run(&load(&common, &[])?.settings, common.json),
         Command::Strategies(_) => strategies::run(common.json),
-        Command::Compare(c) => compare::run(&load(&common, compare::ALSO_USES)?, c, common.json),
+        Command::Plan(_) => plan::run(&load(&common, ALSO_USES)?.settings, common.json),
+        Command::Probe(_) => probe::run(&load(&common, ALSO_USES)?.settings, common.json),
+        Command::Audit(c) => audit::run(c, common.json),
+        Command::Compare(c) => compare::run(&load(&common, ALSO_USES)?, c, common.json),
     }
 }
+
+/// Keys that count where every strategy is a candidate, although `auto` does not look at them.
+const ALSO_USES: &[&str] = &["strategy.danger_trust_peer", "strategy.order"];
 
 /// The configuration of this process: files named, environment, `--set`.
 ///

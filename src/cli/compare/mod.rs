@@ -5,6 +5,7 @@
 //! - [`pair`]: an owner and a peer, and one operation between them
 //! - [`figures`]: what it cost
 //! - [`report`], [`text`]: the result
+//! - [`traces`]: the ledgers of the owners' keys
 //!
 //! The strategies take turns at every operation, so that whatever else the host does meets all of
 //! them alike.
@@ -13,40 +14,42 @@ mod data;
 mod figures;
 mod pair;
 mod plan;
-mod progress;
 mod report;
 mod text;
+mod traces;
 
 use super::failure::Failure;
+use super::progress::Progress;
 use super::{Answer, args, json};
 use data::Data;
 use figures::Running;
 use memreg_config::Loaded;
 use pair::Layout;
 use plan::{Contender, Plan};
-use progress::Progress;
 use report::Report;
-
-/// Keys that count here although `auto` does not look at them: every strategy is a candidate.
-pub(super) const ALSO_USES: &[&str] = &["strategy.danger_trust_peer", "strategy.order"];
 
 /// Compares the strategies.
 pub(super) fn run(loaded: &Loaded, args: &args::Compare, as_json: bool) -> Result<Answer, Failure> {
     let mut data = Data::open(args.file.as_deref(), &loaded.settings)?;
     let mut plan = Plan::make(&loaded.settings, args, &data)?;
+    if let Some(dir) = &args.trace {
+        traces::prepare(dir)?;
+    }
     if plan.refusal.is_none() {
         measure(&mut plan, &mut data)?;
     }
+    let unwritten = args.trace.as_ref().and_then(|dir| traces::write(&mut plan, dir).err());
     let report = Report::new(loaded, &plan, &data);
     let stdout = if as_json { json(&report) } else { text::render(&report) };
-    Ok(Answer { stdout, failure: plan.refusal.take().or_else(|| failed(&plan)) })
+    let failure = plan.refusal.take().or_else(|| failed(&plan)).or(unwritten);
+    Ok(Answer { stdout, failure })
 }
 
 /// Runs every operation of every size; a strategy that goes wrong is out from then on.
 fn measure(plan: &mut Plan, data: &mut Data) -> Result<(), Failure> {
     let per_layout: u64 = plan.sizes.iter().map(|s| u64::from(s.ops)).sum();
     let layouts = plan.layouts();
-    let mut progress = Progress::new(per_layout * layouts.len() as u64);
+    let mut progress = Progress::new(per_layout * layouts.len() as u64, "operations");
     let mut bytes = vec![];
     for &layout in layouts {
         for size in &plan.sizes {
@@ -58,7 +61,7 @@ fn measure(plan: &mut Plan, data: &mut Data) -> Result<(), Failure> {
                 for c in &mut plan.contenders {
                     one(c, size.bytes, op, &bytes);
                 }
-                progress.step(size.bytes);
+                progress.step(|| format!("{} bytes each", size.bytes));
             }
             for c in &mut plan.contenders {
                 c.finish_size(layout);
@@ -99,8 +102,15 @@ fn one(c: &mut Contender, size: usize, op: u32, bytes: &[u8]) {
     }
 }
 
-/// Every strategy that went wrong, in one failure.
+/// Every strategy that went wrong, in one failure, each with its trace or the way to one.
 fn failed(plan: &Plan) -> Option<Failure> {
-    let faults: Vec<&str> = plan.contenders.iter().filter_map(|c| c.fault.as_deref()).collect();
+    let of = |c: &Contender| {
+        let fault = c.fault.as_deref()?;
+        Some(match &c.trace {
+            Some(path) => format!("{fault}; its keys are in {}", path.display()),
+            None => format!("{fault}; --trace DIR keeps the ledger of its keys"),
+        })
+    };
+    let faults: Vec<String> = plan.contenders.iter().filter_map(of).collect();
     (!faults.is_empty()).then(|| Failure::workload(anyhow::anyhow!("{}", faults.join("\n"))))
 }

@@ -119,6 +119,11 @@ impl Pair {
         Counters { stats: *self.owner.stats(), device: self.device.counters() }
     }
 
+    /// The owner's ledger of keys, as a trace.
+    pub fn trace(&self) -> String {
+        self.owner.ledger().to_string()
+    }
+
     /// Carries `data` in both directions and compares every byte at both ends.
     ///
     /// Data longer than the strategy takes at once is carried in several exposures, one after the

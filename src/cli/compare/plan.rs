@@ -13,6 +13,7 @@ use memreg_core::device::sim::Profile;
 use memreg_core::transport::error::OpenError as TransportError;
 use memreg_selector::{Candidate, SelectError, Tried, candidates, rechoose};
 use memreg_strategies::Registry;
+use std::path::PathBuf;
 
 /// All that is known before the first transfer.
 #[derive(Debug)]
@@ -51,12 +52,19 @@ pub(super) struct Contender {
     pub gaps: Vec<Figures>,
     /// What went wrong.
     pub fault: Option<String>,
+    /// Where the ledger of its keys was written.
+    pub trace: Option<PathBuf>,
 }
 
 impl Contender {
     /// Its transports, unless it is out.
     pub fn live(&mut self) -> Option<&mut Pair> {
         self.pair.as_mut().filter(|_| self.fault.is_none())
+    }
+
+    /// Its transports, also after it went wrong.
+    pub fn pair(&self) -> Option<&Pair> {
+        self.pair.as_ref()
     }
 
     /// Notes what went wrong and where.
@@ -164,6 +172,7 @@ fn contenders(candidates: Vec<Candidate>, mut pairs: Pairs) -> Vec<Contender> {
         figures: vec![],
         gaps: vec![],
         fault: None,
+        trace: None,
     };
     candidates.into_iter().map(new).collect()
 }

@@ -6,6 +6,7 @@ use super::plan::{Contender, Plan};
 use crate::cli::SCHEMA;
 use crate::cli::devices::attributes;
 use crate::cli::show_config::typed;
+use crate::cli::target::SOFTWARE_DEVICE;
 use memreg_config::{Loaded, Shown};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -52,6 +53,11 @@ pub(super) struct DataShown {
 #[derive(Debug, Serialize)]
 pub(super) struct StrategyShown {
     pub name: &'static str,
+    /// What its regions are made of; `None` if it does not work here.
+    pub mechanism: Option<&'static str>,
+    /// The name as text shows it.
+    #[serde(skip)]
+    pub label: String,
     pub eligible: bool,
     pub selected: bool,
     pub reason: String,
@@ -61,6 +67,8 @@ pub(super) struct StrategyShown {
     /// Something was transferred, and every byte was right.
     pub verified: bool,
     pub error: Option<String>,
+    /// The file with the ledger of its keys.
+    pub trace: Option<String>,
     pub max_payload_bytes: Option<u64>,
     /// One buffer at the owner.
     pub sizes: Vec<Figures>,
@@ -104,14 +112,13 @@ impl Header {
     }
 }
 
-/// What every figure says of where it was measured.
-pub(super) const SOFTWARE_DEVICE: &str = "software device";
-
 fn strategy(c: &Contender) -> StrategyShown {
     let all = || c.figures.iter().chain(&c.gaps);
     let transfers = all().map(|f| 2 * f.ops as u64).sum();
     StrategyShown {
         name: c.candidate.name,
+        mechanism: c.candidate.limits.as_ref().map(|l| l.mechanism),
+        label: c.candidate.label(),
         eligible: c.candidate.eligible,
         selected: c.candidate.chosen,
         reason: c.candidate.reason.clone(),
@@ -119,6 +126,7 @@ fn strategy(c: &Contender) -> StrategyShown {
         bytes: all().map(|f| f.bytes).sum(),
         verified: transfers > 0 && c.fault.is_none(),
         error: c.fault.clone(),
+        trace: c.trace.as_ref().map(|path| path.display().to_string()),
         max_payload_bytes: c.candidate.limits.as_ref().map(|l| l.max_payload_bytes),
         sizes: c.figures.clone(),
         gaps: c.gaps.clone(),

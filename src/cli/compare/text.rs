@@ -1,8 +1,9 @@
 //! The result for people.
 
 use super::figures::Figures;
-use super::report::{Report, SOFTWARE_DEVICE, StrategyShown};
+use super::report::{Report, StrategyShown};
 use crate::cli::table::layout;
+use crate::cli::target::SOFTWARE_DEVICE;
 use serde_json::Value;
 use std::fmt::Write as _;
 
@@ -17,12 +18,16 @@ pub(super) fn render(r: &Report) -> String {
     let _ = writeln!(out, "cpu       {}", h.cpu.as_deref().unwrap_or("unknown"));
     let _ = writeln!(out, "settings  {}", settings(r));
     let _ = writeln!(out, "data      {}", data(r));
+    let traces: Vec<&str> = r.strategies.iter().filter_map(|s| s.trace.as_deref()).collect();
+    if !traces.is_empty() {
+        let _ = writeln!(out, "traces    {}", traces.join(", "));
+    }
     let _ = writeln!(out, "selected  {}\n", r.selected.unwrap_or("none"));
     let rows: Vec<Vec<String>> = r.strategies.iter().map(strategy).collect();
     out.push_str(&layout(&STRATEGY_HEADERS, &rows, STRATEGY_HEADERS.len()));
     let figures_of = |s: &StrategyShown| {
-        let whole = s.sizes.iter().map(|f| figures(s.name, 1, f));
-        whole.chain(s.gaps.iter().map(|f| figures(s.name, 3, f))).collect::<Vec<_>>()
+        let whole = s.sizes.iter().map(|f| figures(&s.label, 1, f));
+        whole.chain(s.gaps.iter().map(|f| figures(&s.label, 3, f))).collect::<Vec<_>>()
     };
     let rows: Vec<Vec<String>> = r.strategies.iter().flat_map(figures_of).collect();
     if !rows.is_empty() {
@@ -33,8 +38,8 @@ pub(super) fn render(r: &Report) -> String {
     out
 }
 
-const STRATEGY_HEADERS: [&str; 6] =
-    ["strategy", "eligible", "verified", "transfers", "bytes", "reason"];
+const STRATEGY_HEADERS: [&str; 7] =
+    ["strategy", "mechanism", "eligible", "verified", "transfers", "bytes", "reason"];
 
 const TITLE: &str = "\
 Cost of one operation on the software device: expose, tell the peer, the peer reads, replies;
@@ -101,7 +106,8 @@ fn strategy(s: &StrategyShown) -> Vec<String> {
         (None, _) => "every byte".to_owned(),
     };
     vec![
-        s.name.to_owned(),
+        s.label.clone(),
+        s.mechanism.unwrap_or("-").to_owned(),
         yes(s.eligible),
         verified,
         s.transfers.to_string(),

@@ -1,39 +1,41 @@
 //! A progress bar for those who wait for more than a second in front of a terminal.
 
-use crate::cli::clock;
+use super::clock;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
-/// Counts operations; draws on stderr, and only on a terminal.
+/// Counts what is done; draws on stderr, and only on a terminal.
 #[derive(Debug)]
 pub(super) struct Progress {
     start: Instant,
     bar: ProgressBar,
+    what: &'static str,
     hidden: bool,
 }
 
 const PATIENCE: Duration = Duration::from_secs(1);
 
 impl Progress {
-    pub fn new(total: u64) -> Progress {
+    /// Nothing of `total` is done; `what` is counted, in the plural.
+    pub fn new(total: u64, what: &'static str) -> Progress {
         let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::hidden());
         let hidden = std::io::stderr().is_terminal();
-        Progress { start: clock::now(), bar, hidden }
+        Progress { start: clock::now(), bar, what, hidden }
     }
 
-    /// One operation of `size` bytes is done by all strategies.
-    pub fn step(&mut self, size: usize) {
+    /// One more is done; `at` says what it was.
+    pub fn step(&mut self, at: impl FnOnce() -> String) {
         if self.hidden && self.start.elapsed() > PATIENCE {
             self.hidden = false;
-            let template = "software device: {bar:30} {pos}/{len} operations, {msg}";
-            if let Ok(style) = ProgressStyle::with_template(template) {
+            let template = format!("{{bar:30}} {{pos}}/{{len}} {}, {{msg}}", self.what);
+            if let Ok(style) = ProgressStyle::with_template(&template) {
                 self.bar.set_style(style);
             }
             self.bar.set_draw_target(ProgressDrawTarget::stderr());
         }
         if !self.bar.is_hidden() {
-            self.bar.set_message(format!("{size} bytes each"));
+            self.bar.set_message(at());
         }
         self.bar.inc(1);
     }
