@@ -262,7 +262,7 @@ fn ep_06_a_verb_that_fails_anywhere_leaves_nothing_behind() {
     let verbs = [
         (Verb::AllocPd, errno::ENOMEM),
         (Verb::CreateCq, errno::ENOMEM),
-        (Verb::CreateQp, errno::EINVAL),
+        (Verb::CreateQp, errno::ENOMEM),
         (Verb::ModifyQp, errno::EINVAL),
         (Verb::QueryQp, errno::EINVAL),
         (Verb::DmaMap, errno::ENOMEM),
