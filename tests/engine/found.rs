@@ -95,3 +95,19 @@ fn a_write_whose_error_was_lost_is_not_a_success() {
     assert!(rig.is_down());
     assert!(rig.owner.take(refused).unwrap().result.is_err());
 }
+
+#[test]
+fn windows_that_were_not_deallocated_in_time_are_not_lost() {
+    let caps = memreg_core::device::sim::profile::builtin("rxe").unwrap().caps;
+    let mut rig = Rig::new(memreg_strategies::Frwr::new(), caps, Default::default());
+    let windows = rig.node.counters().mws;
+    assert!(windows > 0);
+    rig.plan.fail(Verb::DeallocMw, 100, errno::EBUSY);
+    rig.owner.disconnect();
+    rig.settle();
+    assert!(rig.is_down());
+    assert_eq!(rig.node.counters().mws, windows, "their keys died with the QP");
+    rig.plan.heal();
+    rig.owner.recover(usize::MAX).unwrap();
+    assert_eq!(rig.node.counters().mws, 0);
+}

@@ -24,7 +24,7 @@ use crate::mem::{DeregQueue, Fenced, LocalMr, Placement, Unmapped};
 use crate::memreg::{Event, RegionId, SegShape};
 use crate::sizing::Limits;
 use crate::types::{
-    Access, CqId, DeviceId, DmaAddr, Epoch, Lkey, MrId, PdId, QpId, Tick, TransportId,
+    Access, CqId, DeviceId, DmaAddr, Epoch, Lkey, MrId, MwId, PdId, QpId, Tick, TransportId,
 };
 use arena::Arena;
 use exposure::{Buffers, ExposureId, ExposureState, LocalId, Piece, Slots};
@@ -72,6 +72,8 @@ pub(crate) struct Engine<D: Device> {
     /// Rights of such an MR: local write, and parent of windows where there are any.
     pub(crate) local_access: Access,
     pub(crate) local_mrs: BTreeSet<MrId>,
+    /// Windows whose key died with their QP and that the device has not let go of.
+    pub(crate) stray_windows: Vec<MwId>,
     pub(crate) bounce: Option<Arena>,
     pub(crate) shapes: Vec<SegShape>,
     pub(crate) send_slots: Vec<u32>,
@@ -259,6 +261,16 @@ impl<D: Device> Engine<D> {
             self.events.push_back((region, event));
         }
         Ok(())
+    }
+
+    /// Tries again to let go of windows that nobody can use any more.
+    pub(crate) fn end_strays(&mut self) {
+        let mut strays = std::mem::take(&mut self.stray_windows);
+        strays.retain(|&mw| {
+            let freed = self.device.dealloc_mw(mw);
+            self.released(freed).is_err()
+        });
+        self.stray_windows = strays;
     }
 
     /// Ends an MR.

@@ -91,6 +91,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             local_queue: Arc::default(),
             local_access: local_access(&caps),
             local_mrs: BTreeSet::new(),
+            stray_windows: vec![],
             bounce: None,
             shapes: vec![],
             send_slots: vec![],
@@ -308,6 +309,7 @@ impl<D: Device, S: MemReg> Drop for Transport<D, S> {
         for region in self.eng.keys.ids().collect::<Vec<_>>() {
             let _ = self.eng.end_region(region);
         }
+        self.eng.end_strays();
         if let Some(mut arena) = self.eng.bounce.take() {
             let closed = arena.deregister(&mut self.eng).is_ok();
             if !(closed && qp_gone && arena.unmap(&self.eng.device)) {

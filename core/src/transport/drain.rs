@@ -102,10 +102,13 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         }
     }
 
-    /// Windows that would not be deallocated: their keys died with the QP (rule 2). The objects are
-    /// lost.
+    /// Windows that would not be deallocated: their keys died with the QP (rule 2). The objects wait
+    /// for the next try.
     pub(super) fn bury_windows(&mut self) {
         for (region, state) in self.windows() {
+            if let Some(RegionKind::Window { mw }) = self.eng.keys.get(region).map(|r| r.kind) {
+                self.eng.stray_windows.push(mw);
+            }
             self.eng.closed(region, Rule::QpDestroyed);
             self.eng.keys.remove(region);
             if state != KeyState::Unknown {
@@ -169,6 +172,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
 
     /// Destroys every key that is not proven dead (rules 3 and 4); exposures are fenced by that.
     pub(super) fn destroy_keys(&mut self) {
+        self.eng.end_strays();
         let open: Vec<(RegionId, KeyState)> = self
             .eng
             .keys
