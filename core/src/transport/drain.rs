@@ -102,8 +102,8 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         }
     }
 
-    /// Windows that would not be deallocated: their keys died with the QP (rule 2). The objects wait
-    /// for the next try.
+    /// Windows that would not be deallocated: their keys died with the QP (rule 2). The objects
+    /// wait for the next try.
     pub(super) fn bury_windows(&mut self) {
         for (region, state) in self.windows() {
             if let Some(RegionKind::Window { mw }) = self.eng.keys.get(region).map(|r| r.kind) {
