@@ -310,3 +310,22 @@ fn h_62_a_message_is_copied_before_send_returns() {
         assert_eq!(got, vec![fill; 3000]);
     }
 }
+
+#[test]
+fn rule_9_unsignaled_wrs_never_keep_a_list_out_that_fits_the_queue() {
+    let mut rig = Rig::frwr_sq16();
+    for _ in 0..7 {
+        rig.owner.send(b"m", Reply::InvalidatesNothing).unwrap();
+    }
+    rig.settle();
+    assert_eq!(rig.owner.send_queue().0, 7, "all done, none retired: a signal is not due yet");
+    // Five regions need ten slots, more than the plan's operation of three: eight are free.
+    let list = |_| (DmaBuf::new(64).unwrap(), 1..3);
+    let refused = rig.owner.expose((0..5).map(list).collect::<Buffers>(), Grant::PeerReads);
+    let refused = refused.unwrap_err();
+    assert_eq!(refused.disposition(), Disposition::Retry);
+    rig.settle();
+    let e = rig.owner.expose(refused.buffers, Grant::PeerReads).unwrap();
+    rig.back(e);
+    rig.assert_clean();
+}

@@ -97,7 +97,6 @@ impl SendRing {
     }
 
     /// WRs that no later signal covers yet.
-    #[cfg(test)]
     pub(crate) fn unsignaled(&self) -> usize {
         self.unsignaled
     }

@@ -6,11 +6,11 @@ use crate::device::{Device, DeviceError, Payload, PostError, RecvWr, Sge, Verb, 
 use crate::engine::Engine;
 use crate::engine::exposure::{Exposed, ExposureState};
 use crate::engine::ring::{RingOp, recv_id};
-use crate::engine::stage::PostFailure;
+use crate::engine::stage::{PostFailure, empty_payload};
 use crate::error::ApiMisuse;
 use crate::mem::{AllocError, DmaBuf, ExposedBytes, Fenced};
 use crate::memreg::MemReg;
-use crate::types::{Access, DmaAddr, Epoch, Lkey, MrId, Segment, SegmentError, TransportId};
+use crate::types::{Access, DmaAddr, Epoch, Lkey, MrId, Rkey, Segment, SegmentError, TransportId};
 use std::collections::VecDeque;
 
 /// What the reply to a message may do to this side's keys.
@@ -286,7 +286,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             let (need, limit) = (message.len(), self.messages.limit);
             return Err(Refusal::MessageTooLong { need, limit });
         }
-        self.check_slots(1)?;
+        self.check_slots(1).inspect_err(|e| self.nudge(e))?;
         let (payload, slot) = self.stage_message(message)?;
         self.eng.chain_staged();
         let op = match inv {
@@ -408,6 +408,21 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             return Err(Refusal::QueueFull { need: n, free, depth });
         }
         Ok(())
+    }
+
+    /// After a refusal for want of slots: WRs that no signal covers would keep theirs until somebody
+    /// posts again, which may be never. A signaled write of no bytes makes them come back.
+    pub(super) fn nudge(&mut self, why: &Refusal) {
+        let full = matches!(why, Refusal::QueueFull { .. });
+        if !full || self.eng.ring.unsignaled() == 0 || self.eng.free_slots() == 0 {
+            return;
+        }
+        let payload = empty_payload(&mut self.eng.chain);
+        let (remote_addr, rkey) = (0, Rkey::from_bits(0));
+        let op = WrOp::RdmaWrite { payload, remote_addr, rkey };
+        self.eng.chain_wr(op, RingOp::Send(None), true);
+        // The caller has an error already; a refused post has taken the connection down by itself.
+        drop(self.post());
     }
 
     /// Posts the chain that was built; a refusal for anything but a full queue costs the connection

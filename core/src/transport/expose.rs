@@ -129,6 +129,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     ) -> BufferError {
         self.eng.undo_map(id, &self.batch);
         self.eng.release(id);
+        self.nudge(&why);
         let kept = self.eng.slots.exposures.get(id).is_some_and(|e| e.open > 0);
         if kept {
             self.eng.count_exposure(id);

@@ -103,6 +103,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         };
         if let Err(why) = fits {
             self.eng.chain.clear();
+            self.nudge(&why);
             return Err(self.give_all_back(pieces, why));
         }
         let (id, flag) = self.eng.slots.new_local(what);

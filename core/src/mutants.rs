@@ -1,0 +1,58 @@
+//! Planted defects, to see that the tests would find them.
+//!
+//! [`mutant!`] is the constant `false` unless the crate is built with `--cfg mutants`. There the
+//! environment variable `MEMREG_TEST_MUTANT` names the one defect that is active.
+
+/// Whether the planted defect of this name is active; constant false in every ordinary build.
+macro_rules! mutant {
+    ($id:literal) => {{
+        #[cfg(mutants)]
+        {
+            $crate::mutants::active($id)
+        }
+        #[cfg(not(mutants))]
+        {
+            false
+        }
+    }};
+}
+pub(crate) use mutant;
+
+/// Every planted defect, with what it does.
+#[cfg(mutants)]
+pub const ALL: &[(&str, &str)] = &[
+    ("D-01", "a partial post counts as whole"),
+    ("D-02", "a failed dereg counts as done"),
+    ("D-03", "the success of a registration ends the revoke"),
+    ("D-05", "the drain slot is lost when credits are clamped"),
+    ("D-07", "one refused WR too few is taken back"),
+    ("D-09", "a region's key is staged although it is not dead"),
+    ("rule-1", "a key counts as live only after its registration completed"),
+    ("rule-2-turn", "a completion of an earlier registration counts for a later one"),
+    ("rule-2-tag", "a remote invalidation counts whatever its tag"),
+    ("rule-3", "a flushed invalidation counts as done"),
+    ("rule-4", "keys of a connection survive its end"),
+    ("rule-5", "a reply that may come is not waited for"),
+    ("rule-6-unmap", "what a strategy leaves unrevoked is not noticed"),
+    ("rule-6-map", "what a strategy leaves uncovered is not noticed"),
+    ("rule-7", "no slot is reserved for the revoke"),
+    ("rule-8", "the drain ends before its sentinel"),
+    ("rule-9", "no signal is forced"),
+    ("early-fence", "bytes return when the invalidation is posted"),
+    ("tag", "a registration keeps the tag of the last one"),
+    ("rights", "both directions are granted"),
+    ("length", "one byte more than asked is granted"),
+    ("abandon", "a dropped handle frees its bytes at once"),
+    ("cancel", "cancel fences without ending the key"),
+    ("epoch", "completions of an earlier connection count"),
+    ("leak", "an abandoned exposure is forgotten"),
+    ("send-slot", "a message's buffer is free before its WR is retired"),
+];
+
+#[cfg(mutants)]
+pub(crate) fn active(id: &str) -> bool {
+    static CHOSEN: std::sync::OnceLock<Option<String>> = std::sync::OnceLock::new();
+    debug_assert!(ALL.iter().any(|(name, _)| *name == id), "{id} is not in the list");
+    let chosen = CHOSEN.get_or_init(|| std::env::var("MEMREG_TEST_MUTANT").ok());
+    chosen.as_deref() == Some(id)
+}
