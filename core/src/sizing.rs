@@ -15,6 +15,7 @@ pub use request::{
 pub use step_down::step_down;
 
 use crate::device::Caps;
+use crate::mutants::mutant;
 
 /// What the user wants.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -218,7 +219,7 @@ pub fn queues(
     key_scope: KeyScope,
 ) -> Result<Limits, SizeError> {
     check_ask(caps, ask)?;
-    let fixed = u64::from(ask.backchannel) + 1;
+    let fixed = u64::from(ask.backchannel) + u64::from(!mutant!("D-05"));
     let wr = u64::from(per.wr.max(1));
     let credits = u64::from(caps.max_qp_wr).saturating_sub(fixed) / wr;
     let credits = credits.min(u64::from(ask.credits)) as u32;

@@ -5,6 +5,7 @@ use crate::device::FastMrKind;
 use crate::engine::exposure::ExposureId;
 use crate::engine::ledger::{KeyEvent, Ledger, LedgerEvent, Rule};
 use crate::memreg::RegionId;
+use crate::mutants::mutant;
 use crate::types::{MrId, MwId, Rkey, WrId};
 use slotmap::{Key, SlotMap};
 use std::collections::BTreeMap;
@@ -58,7 +59,9 @@ pub(crate) struct Region {
 impl Region {
     /// Whether a fence of this region would take a send-queue slot.
     fn needs_inv_slot(&self) -> bool {
-        self.kind.by_wr() && matches!(self.state, KeyState::Staged | KeyState::Live)
+        self.kind.by_wr()
+            && !mutant!("rule-7")
+            && matches!(self.state, KeyState::Staged | KeyState::Live)
     }
 }
 
@@ -121,21 +124,25 @@ impl KeyTable {
         let id = *self.by_index.get(&rkey.index())?;
         let r = self.regions.get(id)?;
         let open = matches!(r.state, KeyState::Live | KeyState::Invalidating | KeyState::Unknown);
-        (r.rkey == rkey && open).then_some(id)
+        let exact = r.rkey == rkey || mutant!("rule-2-tag");
+        (exact && open).then_some(id)
     }
 
     /// Dead → Staged with a new tag. `None`, and no change, for a key not proven dead (rule 2): the
     /// engine refuses a registration on it.
     pub(crate) fn stage(&mut self, id: RegionId, to: ExposureId) -> Option<Rkey> {
         let r = self.regions.get_mut(id)?;
-        if !r.kind.by_wr() || r.state != KeyState::Dead || r.exposure.is_some() {
+        let dead = r.state == KeyState::Dead && r.exposure.is_none();
+        if !r.kind.by_wr() || !(dead || mutant!("D-09")) {
             return None;
         }
-        r.rkey = r.rkey.next_tag();
+        if !mutant!("tag") {
+            r.rkey = r.rkey.next_tag();
+        }
         r.turn = r.turn.wrapping_add(1);
         r.state = KeyState::Staged;
         r.exposure = Some(to);
-        self.inv_slots += 1;
+        self.inv_slots += usize::from(!mutant!("rule-7"));
         Some(r.rkey)
     }
 

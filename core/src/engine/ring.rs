@@ -5,6 +5,7 @@
 
 use crate::engine::exposure::LocalId;
 use crate::memreg::RegionId;
+use crate::mutants::mutant;
 use crate::types::{Epoch, WrId};
 use std::collections::VecDeque;
 
@@ -49,7 +50,7 @@ pub(crate) fn recv_id(epoch: Epoch, slot: u32) -> WrId {
 
 /// What a cookie names, or `None` if it is of another epoch or not ours.
 pub(crate) fn decode(epoch: Epoch, id: WrId) -> Option<Cookie> {
-    if id.0 >> 48 != u64::from(epoch.0 & 0xffff) {
+    if id.0 >> 48 != u64::from(epoch.0 & 0xffff) && !mutant!("epoch") {
         return None;
     }
     let seq = id.0 & SEQ_MASK;
@@ -106,7 +107,8 @@ impl SendRing {
     /// At least every half queue one is (rule 9), whoever asked for what. The caller has checked
     /// that it fits.
     pub(crate) fn push(&mut self, op: RingOp, want_signal: bool) -> (WrId, bool) {
-        let signaled = want_signal || self.unsignaled + 1 >= (self.depth / 2).max(1);
+        let due = self.unsignaled + 1 >= (self.depth / 2).max(1) && !mutant!("rule-9");
+        let signaled = want_signal || due;
         let seq = self.front + self.entries.len() as u64;
         self.entries.push_back(Entry { op, signaled });
         self.unsignaled = if signaled { 0 } else { self.unsignaled + 1 };

@@ -11,6 +11,7 @@ use crate::device::{
     WrOp,
 };
 use crate::memreg::{Event, MAX_REGIONS, RegionId, SegList, SegShape, Wish, WrBatch};
+use crate::mutants::mutant;
 use crate::types::{Access, DmaAddr, MrId, Rkey, Segment, WrId};
 use smallvec::SmallVec;
 use std::ops::Range;
@@ -83,12 +84,13 @@ impl<D: Device> Engine<D> {
         e.parts.sort_unstable_by_key(|p| p.bytes.start);
         let mut at = 0;
         for p in &e.parts {
-            if p.bytes.start != at {
+            if p.bytes.start != at && !mutant!("rule-6-map") {
                 return Err(NOT_COVERED);
             }
             at = p.bytes.end;
         }
-        if at != segs.total() || e.parts.len() > MAX_REGIONS {
+        let whole = at == segs.total() || mutant!("rule-6-map");
+        if !whole || e.parts.len() > MAX_REGIONS {
             return Err(NOT_COVERED);
         }
         self.fill_segments(id);
@@ -223,7 +225,10 @@ impl<D: Device> Engine<D> {
                             page_entries(base + s.start as u64, s.len() as u64, page)
                         });
                         let pages = self.chain.add_pages(runs);
-                        let (access, iova, len) = (seg.grant.access(), seg.addr, seg.len);
+                        let (mut access, iova, len) = (seg.grant.access(), seg.addr, seg.len);
+                        if mutant!("rights") {
+                            access |= Access::REMOTE | Access::LOCAL_WRITE;
+                        }
                         WrOp::RegMr { mr, rkey: r.rkey, access, iova, len, pages }
                     }
                     RegionKind::Window { mw } => {
@@ -277,7 +282,12 @@ impl<D: Device> Engine<D> {
             (wr.wr_id, wr.signaled) = (wr_id, signaled);
             match op {
                 RingOp::Reg(region, _) => self.keys.grant(region, wr_id),
-                RingOp::Inv(region, _) => self.keys.invalidating(region, wr_id),
+                RingOp::Inv(region, _) => {
+                    self.keys.invalidating(region, wr_id);
+                    if mutant!("early-fence") {
+                        self.closed(region, Rule::LocalInv);
+                    }
+                }
                 _ => {}
             }
         }
@@ -286,10 +296,11 @@ impl<D: Device> Engine<D> {
         let result = self.device.post_send(qp, &self.chain);
         let posted = match &result {
             Ok(()) => n,
+            Err(_) if mutant!("D-01") => n,
             Err(e) => e.posted.min(n),
         };
         self.count_posted(posted);
-        for _ in posted..n {
+        for _ in posted + usize::from(mutant!("D-07"))..n {
             self.take_back_one();
         }
         self.settle_staged();
@@ -309,7 +320,7 @@ impl<D: Device> Engine<D> {
     fn must_cover(&self, n: usize) -> bool {
         let claimed = self.ring.outstanding() + n + self.keys.inv_slots() + 1;
         let free = self.ring.depth().saturating_sub(claimed);
-        free < self.limits.wr_per_request as usize
+        free < self.limits.wr_per_request as usize && !mutant!("rule-9")
     }
 
     fn count_posted(&mut self, posted: usize) {

@@ -8,6 +8,7 @@ use crate::engine::ledger::{KeyEvent, LedgerEvent, Rule};
 use crate::engine::ring::{Cookie, RingOp, decode};
 use crate::error::Bug;
 use crate::memreg::{Event, MemReg, RegionId};
+use crate::mutants::mutant;
 use crate::types::{Rkey, Tick};
 
 /// What one `poll` did.
@@ -174,6 +175,9 @@ impl<D: Device, S: MemReg> Transport<D, S> {
                 });
                 if current {
                     self.eng.events.push_back((region, Event::Registered));
+                    if mutant!("D-03") {
+                        self.eng.closed(region, Rule::LocalInv);
+                    }
                 }
             }
             RingOp::Inv(region, turn) => self.invalidated(region, turn),
@@ -185,11 +189,9 @@ impl<D: Device, S: MemReg> Transport<D, S> {
 
     fn invalidated(&mut self, region: RegionId, turn: u32) {
         use crate::engine::keys::KeyState;
-        let current = self
-            .eng
-            .keys
-            .get(region)
-            .is_some_and(|r| r.turn == turn && r.state == KeyState::Invalidating);
+        let current = self.eng.keys.get(region).is_some_and(|r| {
+            (r.turn == turn && r.state == KeyState::Invalidating) || mutant!("rule-2-turn")
+        });
         if current {
             self.eng.closed(region, Rule::LocalInv);
             self.eng.events.push_back((region, Event::Invalidated));

@@ -9,6 +9,7 @@ use crate::engine::ledger::{LedgerEvent, Rule};
 use crate::engine::ring::RingOp;
 use crate::engine::stage::empty_payload;
 use crate::memreg::{Event, MemReg, RegionId};
+use crate::mutants::mutant;
 use crate::types::{Rkey, WrId};
 
 impl<D: Device, S: MemReg> Transport<D, S> {
@@ -57,7 +58,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         if self.state != State::Draining {
             return;
         }
-        if self.sentinel_seen {
+        if self.sentinel_seen || mutant!("rule-8") {
             self.finish_drain();
         } else if self.drain_until.is_some_and(|t| self.eng.keys.ledger.now >= t) {
             let outstanding = self.eng.ring.outstanding();
@@ -181,6 +182,10 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             .filter(|(_, s)| *s != KeyState::Dead)
             .collect();
         for (region, state) in open {
+            if mutant!("rule-4") {
+                self.eng.closed(region, Rule::QpDestroyed);
+                continue;
+            }
             let ended = match state {
                 // The strategy heard when the WR was flushed.
                 KeyState::Unknown => self.eng.end_region(region),
@@ -204,6 +209,9 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     pub(super) fn failed(&mut self, op: RingOp, wc: Option<WcError>) {
         match op {
             RingOp::Reg(region, turn) => self.key_unknown(region, turn, Event::RegUnknown),
+            RingOp::Inv(region, _) if mutant!("rule-3") => {
+                self.eng.closed(region, Rule::LocalInv);
+            }
             RingOp::Inv(region, turn) => self.key_unknown(region, turn, Event::InvUnknown),
             RingOp::Send(slot) => self.eng.send_slots.extend(slot),
             RingOp::Local(id, _) => self.local_retired(id, Some(wc.unwrap_or(self.never_heard()))),

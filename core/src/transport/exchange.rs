@@ -10,6 +10,7 @@ use crate::engine::stage::{PostFailure, empty_payload};
 use crate::error::ApiMisuse;
 use crate::mem::{AllocError, DmaBuf, ExposedBytes, Fenced};
 use crate::memreg::MemReg;
+use crate::mutants::mutant;
 use crate::types::{Access, DmaAddr, Epoch, Lkey, MrId, Rkey, Segment, SegmentError, TransportId};
 use std::collections::VecDeque;
 
@@ -293,6 +294,9 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             None => WrOp::Send(payload),
             Some(segment) => WrOp::SendWithInv(payload, segment.rkey),
         };
+        if mutant!("send-slot") {
+            self.eng.send_slots.extend(slot);
+        }
         self.eng.chain_wr(op, RingOp::Send(slot), false);
         self.post()?;
         self.eng.stats.messages_sent += 1;
@@ -410,8 +414,8 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         Ok(())
     }
 
-    /// After a refusal for want of slots: WRs that no signal covers would keep theirs until somebody
-    /// posts again, which may be never. A signaled write of no bytes makes them come back.
+    /// After a refusal for want of slots: WRs that no signal covers would keep theirs until
+    /// somebody posts again, which may be never. A signaled write of no bytes makes them come back.
     pub(super) fn nudge(&mut self, why: &Refusal) {
         let full = matches!(why, Refusal::QueueFull { .. });
         if !full || self.eng.ring.unsignaled() == 0 || self.eng.free_slots() == 0 {

@@ -10,6 +10,7 @@ use crate::engine::keys::KeyState;
 use crate::engine::stage::BadMap;
 use crate::error::ApiMisuse;
 use crate::memreg::{MAX_REGIONS, MapError, MemReg, Poison, RegionId, SegList, Wish};
+use crate::mutants::mutant;
 use crate::types::Grant;
 use smallvec::SmallVec;
 
@@ -204,7 +205,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
 
     /// Rule 5.
     fn check_reply(&self, after: Option<u64>, reply: NoReply<'_>) -> Result<(), Refusal> {
-        let Some(after) = after else { return Ok(()) };
+        let Some(after) = after.filter(|_| !mutant!("rule-5")) else { return Ok(()) };
         match reply {
             NoReply::NoneCanCome => Ok(()),
             NoReply::Unmarked => Err(Refusal::ReplyOutstanding),
@@ -286,6 +287,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             let wished = self.batch.wishes().iter().filter(|w| **w == Wish::Invalidate(*region));
             match wished.count() + usize::from(ended.contains(region)) {
                 1 => {}
+                0 if mutant!("rule-6-unmap") => {}
                 0 => return Err(Poison("it left a live key unrevoked")),
                 _ => return Err(Poison("it revoked a key twice")),
             }
@@ -322,7 +324,9 @@ impl<D: Device, S: MemReg> Transport<D, S> {
                 KeyState::Invalidating => crate::memreg::Event::InvUnknown,
                 _ => crate::memreg::Event::RegUnknown,
             };
-            if let Err(e) = self.eng.end_region_and_tell(region, event) {
+            if mutant!("cancel") {
+                self.eng.closed(region, crate::engine::ledger::Rule::Dereg);
+            } else if let Err(e) = self.eng.end_region_and_tell(region, event) {
                 refused = Some(e);
             }
         }
@@ -386,6 +390,14 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             .map(|(id, _)| id)
             .collect();
         for id in gone {
+            if mutant!("leak") {
+                continue;
+            }
+            if mutant!("abandon") {
+                for region in self.eng.part_regions(id) {
+                    self.eng.closed(region, crate::engine::ledger::Rule::Dereg);
+                }
+            }
             match self.eng.slots.exposures.get(id).map(|e| e.state) {
                 Some(ExposureState::Fenced | ExposureState::Held) => self.eng.free_abandoned(id),
                 Some(ExposureState::Staged | ExposureState::Exposed) if self.state == State::Up => {
