@@ -111,3 +111,26 @@ fn windows_that_were_not_deallocated_in_time_are_not_lost() {
     rig.owner.recover(usize::MAX).unwrap();
     assert_eq!(rig.node.counters().mws, 0);
 }
+
+/// On iWARP the sink of a read grants remote write: no new QP before its key is dead (rule 4).
+#[test]
+fn rule_4_a_sink_that_was_not_deregistered_in_time_is_not_forgotten() {
+    let caps = memreg_core::device::sim::profile::builtin("iwarp").unwrap().caps;
+    let mut rig = Rig::new(memreg_strategies::Frwr::new(), caps, Default::default());
+    let theirs = rig.peer.expose(DmaBuf::new(64).unwrap(), Grant::PeerReads).unwrap();
+    let seg = rig.peer.segments(&theirs).unwrap()[0];
+    let read = rig.owner.read(&seg, 0, DmaBuf::new(64).unwrap()).unwrap();
+    rig.plan.fail(Verb::DeregMr, 100, errno::EBUSY);
+    rig.settle();
+    assert_eq!(rig.owner.take(read).unwrap().buffers.count(), 0, "kept and counted");
+    assert_eq!(rig.owner.stats().bytes_leaked, 64);
+    rig.owner.disconnect();
+    rig.peer.disconnect();
+    rig.settle();
+    assert!(rig.owner.reconnect().is_err());
+    rig.plan.heal();
+    let mrs = rig.node.counters().mrs;
+    rig.owner.recover(usize::MAX).unwrap();
+    assert!(rig.node.counters().mrs < mrs);
+    rig.owner.reconnect().unwrap();
+}

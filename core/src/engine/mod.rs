@@ -73,12 +73,21 @@ pub(crate) struct Engine<D: Device> {
     /// Rights of such an MR: local write, and parent of windows where there are any.
     pub(crate) local_access: Access,
     pub(crate) local_mrs: BTreeSet<MrId>,
-    /// Windows whose key died with their QP and that the device has not let go of.
-    pub(crate) stray_windows: Vec<MwId>,
+    /// Objects that nobody uses any more and that the device has not let go of.
+    pub(crate) strays: Vec<Stray>,
     pub(crate) bounce: Option<Arena>,
     pub(crate) shapes: Vec<SegShape>,
     pub(crate) send_slots: Vec<u32>,
     pub(crate) stats: Stats,
+}
+
+/// An object that is of no use any more and that the device would not end when it was asked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Stray {
+    /// Its key died with its QP.
+    Window(MwId),
+    /// The sink of a read on iWARP; its bytes are given up and counted.
+    Sink(MrId),
 }
 
 /// Buffers on loan, and the error with which the loan failed.
@@ -131,7 +140,10 @@ impl<D: Device> Engine<D> {
         let len = bytes.len() as u64;
         let ended = once.map_or(Ok(()), |mr| self.dereg_mr(mr));
         let unmapped = match (ended, mapped) {
-            (Err(e), _) => Err((e, proof)),
+            (Err(e), _) => {
+                self.strays.extend(once.map(Stray::Sink));
+                Err((e, proof))
+            }
             (Ok(()), None) => Ok(Unmapped::after(proof)),
             (Ok(()), Some(addr)) => self.device.dma_unmap(addr, proof),
         };
@@ -264,14 +276,22 @@ impl<D: Device> Engine<D> {
         Ok(())
     }
 
-    /// Tries again to let go of windows that nobody can use any more.
+    /// Tries again to end what the device has not let go of.
     pub(crate) fn end_strays(&mut self) {
-        let mut strays = std::mem::take(&mut self.stray_windows);
-        strays.retain(|&mw| {
-            let freed = self.device.dealloc_mw(mw);
-            self.released(freed).is_err()
+        let mut strays = std::mem::take(&mut self.strays);
+        strays.retain(|&stray| {
+            let ended = match stray {
+                Stray::Window(mw) => self.device.dealloc_mw(mw),
+                Stray::Sink(mr) => self.device.dereg_mr(mr),
+            };
+            self.released(ended).is_err()
         });
-        self.stray_windows = strays;
+        self.strays = strays;
+    }
+
+    /// Sinks of reads that are still registered: a peer may write into them (rule 4).
+    pub(crate) fn open_sinks(&self) -> usize {
+        self.strays.iter().filter(|s| matches!(s, Stray::Sink(_))).count()
     }
 
     /// Ends an MR.

@@ -91,7 +91,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             local_queue: Arc::default(),
             local_access: local_access(&caps),
             local_mrs: BTreeSet::new(),
-            stray_windows: vec![],
+            strays: vec![],
             bounce: None,
             shapes: vec![],
             send_slots: vec![],
@@ -255,7 +255,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         let live = |r: &crate::engine::keys::Region| r.state != KeyState::Dead;
         let regions = self.eng.keys.ids().filter_map(|id| self.eng.keys.get(id));
         let arena = self.eng.bounce.as_ref().is_some_and(|a| !a.is_closed());
-        regions.filter(|r| live(r)).count() + usize::from(arena)
+        regions.filter(|r| live(r)).count() + usize::from(arena) + self.eng.open_sinks()
     }
 }
 

@@ -3,6 +3,7 @@
 use super::error::DownCause;
 use super::{State, Transport};
 use crate::device::{AsyncEvent, Device, WcError, WcStatus, WrOp};
+use crate::engine::Stray;
 use crate::engine::exposure::{ExposureState, LocalId};
 use crate::engine::keys::{KeyState, RegionKind};
 use crate::engine::ledger::{LedgerEvent, Rule};
@@ -108,7 +109,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     pub(super) fn bury_windows(&mut self) {
         for (region, state) in self.windows() {
             if let Some(RegionKind::Window { mw }) = self.eng.keys.get(region).map(|r| r.kind) {
-                self.eng.stray_windows.push(mw);
+                self.eng.strays.push(Stray::Window(mw));
             }
             self.eng.closed(region, Rule::QpDestroyed);
             self.eng.keys.remove(region);
