@@ -21,7 +21,9 @@ impl MemReg for Initiator {
 
     fn open(&mut self, caps: &Caps, ask: &Ask) -> Result<Limits, SizeError> {
         let payload_bytes = ask.max_payload_bytes;
-        let per = PerRequest { page_list_depth: 0, regions: 1, wr: 8, payload_bytes };
+        // Eight reads, writes and messages an operation, or what a short queue holds.
+        let wr = caps.max_qp_wr.saturating_sub(ask.backchannel + 1).clamp(1, 8);
+        let per = PerRequest { page_list_depth: 0, regions: 1, wr, payload_bytes };
         sizing::queues(caps, ask, per, KeyScope::Pd)
     }
 

@@ -108,16 +108,17 @@ pub(super) fn b57_local_memory_has_no_remote_key<S: MemReg>(subject: &Subject<S>
     twin.close()?;
 
     let mut pair = by_verb.pair()?;
-    let nowhere = Segment { rkey: Rkey::from_bits(0), grant: Grant::PeerReads, ..learned };
+    let nowhere = Segment { rkey: Rkey::from_bits(0), ..learned };
     let mrs = pair.node().mrs;
     // The peer refuses, which costs the connection; the buffer comes back with its registration.
-    let op = pair.owner.read(&nowhere, 0, zeroed(4096)?).because("the owner's read")?;
+    // Not a read: on iWARP its sink lets the peer in, and is not kept.
+    let data = pattern(2, 4096);
+    let op = pair.owner.write(&nowhere, 0, filled(&data)?).because("the owner's write")?;
     pair.wait_down()?;
-    let done = pair.owner.take(op).because("the owner's read")?;
-    let mut buf = done.buffers.into_first().because("no buffer came back")?;
-    buf.copy_from_slice(&pattern(2, 4096));
+    let done = pair.owner.take(op).because("the owner's write")?;
+    let buf = done.buffers.into_first().because("no buffer came back")?;
     pair.reconnect()?;
-    ensure_eq!(pair.node().mrs, mrs + 1, "MRs after a read");
+    ensure_eq!(pair.node().mrs, mrs + 1, "MRs after a write");
 
     let forged = Segment { epoch: pair.owner.epoch(), ..learned };
     let op = pair.peer.write(&forged, 0, zeroed(4096)?).because("the peer's write")?;
@@ -126,7 +127,7 @@ pub(super) fn b57_local_memory_has_no_remote_key<S: MemReg>(subject: &Subject<S>
     let why = refused.map(|e| (e.wc.status, Syndrome::from_raw(e.wc.vendor_err)));
     let want = (WcStatus::RemAccessErr, Some(Syndrome::MissingRight));
     ensure_eq!(why, Some(want), "a write with the number of a local key");
-    ensure!(buf[..] == pattern(2, 4096)[..], "the bytes changed");
+    ensure!(buf[..] == data[..], "the bytes changed");
     drop(buf);
     pair.close()
 }
