@@ -23,6 +23,13 @@ pub(crate) struct Allocation {
     len: usize,
 }
 
+impl Allocation {
+    /// Bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+}
+
 /// The right to reach the bytes. Unique exactly when one [`DmaBuf`] or one [`ExposedBytes`] holds
 /// it.
 struct View {
@@ -70,8 +77,10 @@ impl DmaBuf {
         if len == 0 {
             return Err(AllocError::ZeroLength);
         }
+        let absurd = || AllocError::Map { len, source: std::io::ErrorKind::OutOfMemory.into() };
+        let whole = len.checked_next_multiple_of(WORD).ok_or_else(absurd)?;
         let map = MmapOptions::new()
-            .len(len.next_multiple_of(WORD))
+            .len(whole)
             .no_reserve_swap()
             .map_anon()
             .map_err(|source| AllocError::Map { len, source })?;
@@ -343,7 +352,7 @@ struct DeregInner {
 }
 
 impl DeregQueue {
-    fn push(&self, mr: MrId, memory: Arc<Allocation>) {
+    pub(crate) fn push(&self, mr: MrId, memory: Arc<Allocation>) {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         if !inner.closed {
             inner.waiting.push((mr, memory));
@@ -355,9 +364,11 @@ impl DeregQueue {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner).waiting.pop()
     }
 
-    /// From now on MRs are not queued: the owner has deregistered all it ever made.
-    pub(crate) fn close(&self) {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner).closed = true;
+    /// From now on MRs are not queued; returns those that still wait.
+    pub(crate) fn close(&self) -> Vec<(MrId, Arc<Allocation>)> {
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        inner.closed = true;
+        std::mem::take(&mut inner.waiting)
     }
 }
 
@@ -372,6 +383,13 @@ mod tests {
     #[test]
     fn b46_zero_length_is_refused() {
         assert!(matches!(DmaBuf::new(0), Err(AllocError::ZeroLength)));
+    }
+
+    #[test]
+    fn absurd_lengths_are_refused_and_never_wrap() {
+        for len in [usize::MAX, usize::MAX - 2, usize::MAX - 7, usize::MAX / 2 + 1] {
+            assert!(matches!(DmaBuf::new(len), Err(AllocError::Map { .. })), "{len:#x}");
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! `rig` connects an owner (device wrapped for faults and traced) with a plain peer.
 #![allow(clippy::unwrap_used, clippy::panic)] // a test
 
+mod corners;
 mod drain;
 mod fence;
 mod found;

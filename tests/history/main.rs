@@ -1,7 +1,7 @@
 //! The bugs that others had in the years before, each as a scenario that this crate survives.
 //!
-//! A test is named after its row: `h_20_…`. `cargo test history` runs them all, and its test `index`
-//! prints where each row is held: some are natural to test elsewhere and not repeated here.
+//! A test is named after its row: `h_20_…`. `cargo test history` runs them all, and its test
+//! `index` prints where each row is held: some are natural to test elsewhere and not repeated here.
 #![allow(clippy::unwrap_used, clippy::panic)] // a test
 
 #[path = "../engine/rig.rs"]

@@ -398,6 +398,10 @@ impl<D: Device> Device for Faulty<D> {
         Ok(out.len() - start)
     }
 
+    fn is_gone(&self) -> bool {
+        self.inner.is_gone()
+    }
+
     fn next_event(&self, qp: QpId) -> Option<AsyncEvent> {
         let mut plan = self.plan.lock();
         let injected = plan.events.iter().position(|&(of, _)| of == qp);

@@ -242,6 +242,10 @@ pub trait Device: sealed::Sealed + Send {
     /// Appends at most `max` WCs to `out` and returns how many.
     fn poll_cq(&self, cq: CqId, max: usize, out: &mut Vec<Wc>) -> Result<usize, DeviceError>;
 
+    /// Whether the device was removed: it reaches nothing any more, and whatever it answers to a
+    /// release, the object is gone with it. Also without a QP to hear it from.
+    fn is_gone(&self) -> bool;
+
     /// The next asynchronous event of this QP, or of the port or device under it, if any.
     fn next_event(&self, qp: QpId) -> Option<AsyncEvent>;
 

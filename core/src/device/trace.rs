@@ -205,6 +205,10 @@ impl<D: Device> Device for Traced<D> {
         Ok(n)
     }
 
+    fn is_gone(&self) -> bool {
+        self.inner.is_gone()
+    }
+
     fn next_event(&self, qp: QpId) -> Option<AsyncEvent> {
         self.inner.next_event(qp)
     }

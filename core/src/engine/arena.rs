@@ -1,8 +1,10 @@
-//! The bounce arena: one long-lived registration that exposures are copied through.
+//! The bounce arenas: two long-lived registrations, one a direction, that exposures are copied
+//! through.
 //!
-//! Its key is never revoked while the connection lives. That is the danger which
-//! `danger_trust_peer` names: a late write of the peer can spoil a later operation's bytes in the
-//! arena. It can never reach a program's buffer.
+//! Their keys are never revoked while the connection lives. That is the danger which
+//! `danger_trust_peer` names: the peer can read what ended exposures have left in the arena that
+//! grants reading, and a late write can spoil a later operation's bytes in the one that grants
+//! writing. Neither reaches a program's buffer, and no key grants both directions (MAP-16).
 
 use super::exposure::ExposureId;
 use super::keys::RegionKind;
@@ -10,11 +12,12 @@ use super::{Engine, spans};
 use crate::device::{Device, DeviceError, LimitInfo, Verb, errno};
 use crate::mem::{DmaBuf, ExposedBytes, Fenced};
 use crate::memreg::RegionId;
-use crate::types::{Access, DmaAddr, Grant, MrId, Rkey};
+use crate::types::{DmaAddr, Grant, MrId, Rkey};
 
 /// Registered memory that is handed out in whole pages, first fit.
 #[derive(Debug)]
 pub(crate) struct Arena {
+    pub(crate) grant: Grant,
     bytes: ExposedBytes,
     pub(crate) addr: DmaAddr,
     mr: Option<MrId>,
@@ -29,14 +32,18 @@ const CHUNK: usize = 4096;
 
 impl Arena {
     /// Maps and registers `len` bytes for one connection.
-    pub(crate) fn open<D: Device>(eng: &Engine<D>, len: u64) -> Result<Arena, DeviceError> {
+    pub(crate) fn open<D: Device>(
+        eng: &Engine<D>,
+        grant: Grant,
+        len: u64,
+    ) -> Result<Arena, DeviceError> {
         let no_memory = DeviceError::new(Verb::DmaMap, errno::ENOMEM);
         let size = usize::try_from(len).map_err(|_| no_memory)?;
         let (bytes, _) = DmaBuf::new(size).map_err(|_| no_memory)?.into_exposed();
         let addr = eng.device.dma_map(&bytes, None)?;
         let page = u64::from(eng.caps.page_size);
         let (mr, rkey) = (None, Rkey::from_bits(0));
-        let mut arena = Arena { bytes, addr, mr, rkey, page, free: vec![(0, len)] };
+        let mut arena = Arena { grant, bytes, addr, mr, rkey, page, free: vec![(0, len)] };
         if let Err(e) = arena.register(eng) {
             // Nothing was granted; if the device keeps the mapping all the same, it keeps the
             // memory with it.
@@ -49,9 +56,8 @@ impl Arena {
     /// Gives the arena its key; at open and after each reconnect.
     pub(crate) fn register<D: Device>(&mut self, eng: &Engine<D>) -> Result<(), DeviceError> {
         if self.mr.is_none() {
-            let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
             let len = self.bytes.len() as u64;
-            let keys = eng.device.reg_mr(eng.pd, self.addr, len, access)?;
+            let keys = eng.device.reg_mr(eng.pd, self.addr, len, self.grant.access())?;
             (self.mr, self.rkey) = (Some(keys.mr), keys.rkey);
         }
         Ok(())
@@ -71,9 +77,16 @@ impl Arena {
         self.mr.is_none()
     }
 
-    /// Gives the memory back to the system; the key is dead.
-    pub(crate) fn unmap<D: Device>(self, device: &D) -> bool {
-        device.dma_unmap(self.addr, Fenced::mint()).is_ok()
+    /// At the end: ends key and mapping and gives the memory back. If the device does not let go,
+    /// the memory stays mapped for the life of the process: the bytes of it.
+    pub(crate) fn close<D: Device>(mut self, eng: &mut Engine<D>, qp_gone: bool) -> u64 {
+        let closed = self.deregister(eng).is_ok() && qp_gone;
+        if closed && eng.device.dma_unmap(self.addr, Fenced::mint()).is_ok() {
+            return 0;
+        }
+        let kept = self.bytes.len() as u64;
+        std::mem::forget(self);
+        kept
     }
 
     fn take(&mut self, len: u64) -> Option<u64> {
@@ -114,16 +127,16 @@ impl<D: Device> Engine<D> {
         range: std::ops::Range<u64>,
     ) -> Result<RegionId, DeviceError> {
         let len = range.end - range.start;
-        let Some(arena) = &mut self.bounce else {
-            return Err(DeviceError::new(Verb::RegMr, errno::EOPNOTSUPP));
-        };
+        let unsupported = DeviceError::new(Verb::RegMr, errno::EOPNOTSUPP);
+        let grant = self.slots.exposures.get(id).map(|e| e.grant).ok_or(unsupported)?;
+        let arena = self.arenas.iter_mut().find(|a| a.grant == grant).ok_or(unsupported)?;
         let Some(at) = arena.take(len) else {
             let (limit, in_use) = (arena.bytes.len() as u64, arena.in_use());
             let info = LimitInfo { what: "bounce arena bytes", need: len, limit, in_use };
             return Err(DeviceError::limit(Verb::RegMr, errno::EAGAIN, info));
         };
         let rkey = arena.rkey;
-        let region = self.keys.add_live(RegionKind::Bounce { at, len }, rkey, id);
+        let region = self.keys.add_live(RegionKind::Bounce { at, len, grant }, rkey, id);
         // For a peer that writes too: what it does not write must be what was there, and never
         // what another operation left in the arena.
         self.bounce_copy(id, at, range, true);
@@ -144,7 +157,8 @@ impl<D: Device> Engine<D> {
     }
 
     fn bounce_copy(&mut self, id: ExposureId, at: u64, range: std::ops::Range<u64>, inward: bool) {
-        let (Some(e), Some(arena)) = (self.slots.exposures.get(id), &self.bounce) else { return };
+        let Some(e) = self.slots.exposures.get(id) else { return };
+        let Some(arena) = self.arenas.iter().find(|a| a.grant == e.grant) else { return };
         let mut buf = [0u8; CHUNK];
         let mut arena_at = at as usize;
         for (i, span) in spans(&e.pieces, range) {
@@ -173,6 +187,7 @@ mod tests {
     fn runs_join_again_in_any_order() {
         let (bytes, _) = DmaBuf::new(8 * 4096).unwrap().into_exposed();
         let mut a = Arena {
+            grant: Grant::PeerReads,
             bytes,
             addr: DmaAddr(0),
             mr: None,

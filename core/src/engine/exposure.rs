@@ -208,14 +208,22 @@ pub(crate) struct Exposure {
     pub(crate) open: usize,
     /// WRs that are staged for it.
     pub(crate) staged: usize,
-    /// Set by `send`: messages received when a message went out whose reply may invalidate a key of
-    /// this one.
-    pub(crate) reply_after: Option<u64>,
+    /// Set by `send`: a reply is out that may invalidate a key of this one.
+    pub(crate) reply_after: Option<Awaited>,
     /// When `poll` takes the access back by itself.
     pub(crate) lease: Option<Tick>,
     /// The bytes, once fenced.
     pub(crate) back: Buffers,
     pub(crate) flag: Arc<SlotFlag>,
+}
+
+/// Replies that may invalidate a key of an exposure.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Awaited {
+    /// Messages received when the last such message went out.
+    pub(crate) after: u64,
+    /// The last of their replies is this message at the earliest.
+    pub(crate) nth: u64,
 }
 
 /// What a read or write was, for its error.

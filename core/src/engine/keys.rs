@@ -6,9 +6,9 @@ use crate::engine::exposure::ExposureId;
 use crate::engine::ledger::{KeyEvent, Ledger, LedgerEvent, Rule};
 use crate::memreg::RegionId;
 use crate::mutants::mutant;
-use crate::types::{MrId, MwId, Rkey, WrId};
+use crate::types::{Grant, MrId, MwId, Rkey, WrId};
 use slotmap::{Key, SlotMap};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 /// What a region is made of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -20,7 +20,7 @@ pub(crate) enum RegionKind {
     /// An ordinary MR with remote rights, for one exposure.
     Ordinary { mr: MrId },
     /// A part of the bounce arena, for one exposure.
-    Bounce { at: u64, len: u64 },
+    Bounce { at: u64, len: u64, grant: Grant },
 }
 
 impl RegionKind {
@@ -72,8 +72,14 @@ pub(crate) struct KeyTable {
     /// Regions that WRs grant, by key index, for the peer's invalidations.
     by_index: BTreeMap<u32, RegionId>,
     inv_slots: usize,
+    /// Keys that this side has ended while they were live, newest last: a peer's invalidation of
+    /// one of them may have been carried out before, and its completion come after.
+    ended_live: VecDeque<Rkey>,
     pub(crate) ledger: Ledger,
 }
+
+/// Keys remembered that were ended while live.
+const ENDED_KEPT: usize = 64;
 
 impl KeyTable {
     pub(crate) fn new() -> KeyTable {
@@ -81,6 +87,7 @@ impl KeyTable {
             regions: SlotMap::with_key(),
             by_index: BTreeMap::new(),
             inv_slots: 0,
+            ended_live: VecDeque::with_capacity(ENDED_KEPT),
             ledger: Ledger::new(),
         }
     }
@@ -202,6 +209,23 @@ impl KeyTable {
             let (rkey, turn) = (r.rkey, r.turn);
             self.ledger.write(LedgerEvent::Key { region, rkey, turn, what });
         }
+    }
+
+    /// Notes that the engine is about to end a live region by a verb.
+    pub(crate) fn ending(&mut self, id: RegionId) {
+        let Some(r) = self.regions.get(id) else { return };
+        if !r.kind.by_wr() || !matches!(r.state, KeyState::Live | KeyState::Invalidating) {
+            return;
+        }
+        if self.ended_live.len() == ENDED_KEPT {
+            self.ended_live.pop_front();
+        }
+        self.ended_live.push_back(r.rkey);
+    }
+
+    /// Whether exactly this key was ended while it was live, not long ago.
+    pub(crate) fn was_ended_live(&self, rkey: Rkey) -> bool {
+        self.ended_live.contains(&rkey)
     }
 
     /// Forgets a dead region: its MR is gone.

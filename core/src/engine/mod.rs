@@ -38,6 +38,7 @@ use stats::Stats;
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Everything of one transport but its strategy.
 #[derive(Debug)]
@@ -75,7 +76,8 @@ pub(crate) struct Engine<D: Device> {
     pub(crate) local_mrs: BTreeSet<MrId>,
     /// Objects that nobody uses any more and that the device has not let go of.
     pub(crate) strays: Vec<Stray>,
-    pub(crate) bounce: Option<Arena>,
+    /// None, or one for each direction.
+    pub(crate) arenas: Vec<Arena>,
     pub(crate) shapes: Vec<SegShape>,
     pub(crate) send_slots: Vec<u32>,
     pub(crate) stats: Stats,
@@ -93,7 +95,43 @@ pub(crate) enum Stray {
 /// Buffers on loan, and the error with which the loan failed.
 pub(crate) type LendResult = Result<SmallVec<[Piece; 4]>, (Buffers, DeviceError)>;
 
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
 impl<D: Device> Engine<D> {
+    /// An engine with PD and CQ, and no QP yet.
+    pub(crate) fn new(device: D, caps: Caps, limits: Limits, pd: PdId, cq: CqId) -> Engine<D> {
+        Engine {
+            device_id: device.id(),
+            gone: false,
+            id: TransportId(NEXT_ID.fetch_add(1, Ordering::Relaxed)),
+            pd,
+            cq,
+            qp: None,
+            max_inline: 0,
+            epoch: Epoch(0),
+            ring: SendRing::new(1, Epoch(0)),
+            keys: KeyTable::new(),
+            slots: Slots::new(),
+            staged: vec![],
+            staged_wrs: 0,
+            chain: WrChain::new(),
+            chain_ops: vec![],
+            next_lease: None,
+            events: VecDeque::with_capacity(64),
+            local_queue: Arc::default(),
+            local_access: local_access(&caps),
+            local_mrs: BTreeSet::new(),
+            strays: vec![],
+            arenas: vec![],
+            shapes: vec![],
+            send_slots: vec![],
+            stats: Stats::default(),
+            caps,
+            limits,
+            device,
+        }
+    }
+
     /// Takes the CPU's view of every buffer and lends it to the device if `map` (a bounced exposure
     /// stays home).
     pub(crate) fn lend(&mut self, buffers: Buffers, map: bool) -> LendResult {
@@ -231,6 +269,7 @@ impl<D: Device> Engine<D> {
     pub(crate) fn end_region(&mut self, region: RegionId) -> Result<(), DeviceError> {
         let Some(r) = self.keys.get(region) else { return Ok(()) };
         let (kind, exposure) = (r.kind, r.exposure);
+        self.keys.ending(region);
         let rule = match kind {
             RegionKind::Fast { mr, .. } | RegionKind::Ordinary { mr } => {
                 self.dereg_mr(mr)?;
@@ -243,11 +282,11 @@ impl<D: Device> Engine<D> {
                 self.stats.deregistrations += 1;
                 Rule::Dealloc
             }
-            RegionKind::Bounce { at, len } => {
+            RegionKind::Bounce { at, len, grant } => {
                 if let Some(id) = exposure {
                     self.bounce_out(id, region);
                 }
-                if let Some(arena) = &mut self.bounce {
+                if let Some(arena) = self.arenas.iter_mut().find(|a| a.grant == grant) {
                     arena.free(at, len);
                 }
                 Rule::BounceReleased
@@ -305,7 +344,8 @@ impl<D: Device> Engine<D> {
     /// says.
     pub(crate) fn released(&mut self, r: Result<(), DeviceError>) -> Result<(), DeviceError> {
         match r {
-            Err(e) if self.gone && e.kind() == DeviceErrorKind::Gone => {
+            Err(e) if e.kind() == DeviceErrorKind::Gone && (self.gone || self.device.is_gone()) => {
+                self.gone = true;
                 self.stats.releases_without_device += 1;
                 Ok(())
             }
@@ -363,9 +403,24 @@ impl<D: Device> Engine<D> {
                     self.local_mrs.remove(&mr);
                 }
                 Err(e) => {
-                    tracing::error!(error = %e, "a local MR stays registered; its memory is kept");
-                    std::mem::forget(memory);
+                    tracing::warn!(error = %e, "a local MR stays registered; tried again later");
+                    self.local_queue.push(mr, memory);
+                    return;
                 }
+            }
+        }
+    }
+
+    /// At the end: deregisters every local MR, also of buffers that the program still has. Memory
+    /// of one that stays registered is kept.
+    pub(crate) fn close_local_mrs(&mut self) {
+        self.drain_local_queue(usize::MAX);
+        let mut stuck = std::mem::take(&mut self.local_mrs);
+        stuck.retain(|&mr| self.dereg_mr(mr).is_err());
+        for (mr, memory) in self.local_queue.close() {
+            if stuck.contains(&mr) {
+                self.stats.bytes_leaked += memory.len() as u64;
+                std::mem::forget(memory);
             }
         }
     }
@@ -405,4 +460,10 @@ pub(crate) fn spans(
         start = end;
         hit
     })
+}
+
+/// Parents of windows need one right more; nobody else gets it.
+fn local_access(caps: &Caps) -> Access {
+    let bind = if caps.has_windows() { Access::MW_BIND } else { Access::empty() };
+    Access::LOCAL_WRITE | bind
 }

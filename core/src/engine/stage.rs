@@ -84,7 +84,8 @@ impl<D: Device> Engine<D> {
         e.parts.sort_unstable_by_key(|p| p.bytes.start);
         let mut at = 0;
         for p in &e.parts {
-            if p.bytes.start != at && !mutant!("rule-6-map") {
+            let granted = self.keys.get(p.region).is_some_and(|r| r.exposure == Some(id));
+            if (p.bytes.start != at || !granted) && !mutant!("rule-6-map") {
                 return Err(NOT_COVERED);
             }
             at = p.bytes.end;
@@ -128,6 +129,9 @@ impl<D: Device> Engine<D> {
         bytes: &Range<u64>,
     ) -> Result<(), &'static str> {
         let Some(r) = self.keys.get(region) else { return Err("strategy named an unknown region") };
+        if !self.arenas.is_empty() {
+            return Err("strategy wished to register memory that is not lent to the device");
+        }
         if bytes.start >= bytes.end || bytes.end > segs.total() {
             return Err("strategy named bytes outside the exposure");
         }
@@ -145,7 +149,7 @@ impl<D: Device> Engine<D> {
     /// What the peer is to be told, in payload order.
     fn fill_segments(&mut self, id: ExposureId) {
         let epoch = self.epoch;
-        let arena = self.bounce.as_ref().map_or(0, |a| a.addr.0);
+        let arenas = &self.arenas;
         let keys = &self.keys;
         let Some(e) = self.slots.exposures.get_mut(id) else { return };
         let (pieces, grant, segments) = (&e.pieces, e.grant, &mut e.segments);
@@ -153,7 +157,9 @@ impl<D: Device> Engine<D> {
         for part in &e.parts {
             let Some(r) = keys.get(part.region) else { continue };
             let addr = match r.kind {
-                RegionKind::Bounce { at, .. } => arena + at,
+                RegionKind::Bounce { at, grant, .. } => {
+                    arenas.iter().find(|a| a.grant == grant).map_or(0, |a| a.addr.0 + at)
+                }
                 _ => spans(pieces, part.bytes.clone())
                     .next()
                     .and_then(|(i, s)| pieces[i].mapped.map(|a| a.0 + s.start as u64))
@@ -195,9 +201,9 @@ impl<D: Device> Engine<D> {
 
     /// Takes the staged registrations of an exposure back; the device never saw them.
     pub(crate) fn unstage(&mut self, id: ExposureId) {
+        self.staged.retain(|&s| s != id);
         let Some(e) = self.slots.exposures.get_mut(id) else { return };
         self.staged_wrs -= std::mem::take(&mut e.staged);
-        self.staged.retain(|&s| s != id);
         for region in self.part_regions(id) {
             if self.keys.get(region).is_some_and(|r| r.state == KeyState::Staged) {
                 self.closed(region, Rule::NeverPosted);
@@ -324,7 +330,7 @@ impl<D: Device> Engine<D> {
     }
 
     fn count_posted(&mut self, posted: usize) {
-        self.stats.posts += 1;
+        self.stats.posts += u64::from(posted > 0);
         self.stats.wrs += posted as u64;
         for (wr, (op, _)) in self.chain.wrs().iter().zip(&self.chain_ops).take(posted) {
             self.stats.wrs_signaled += u64::from(wr.signaled);

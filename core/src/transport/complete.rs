@@ -89,7 +89,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
 
     /// Polls until the CQ is empty, but never more WCs than it can hold.
     fn take_completions(&mut self) -> Result<usize, DeviceError> {
-        if self.eng.gone {
+        if self.eng.gone || self.eng.qp.is_none() {
             return Ok(0);
         }
         let mut total = 0;
@@ -226,6 +226,10 @@ impl<D: Device, S: MemReg> Transport<D, S> {
                 self.eng.keys.note(region, KeyEvent::RemoteInv);
                 self.eng.closed(region, Rule::RemoteInv);
                 self.eng.events.push_back((region, Event::RemoteInvalidated));
+            }
+            // This side has cancelled, and the peer's invalidation came first: both were right.
+            None if self.eng.keys.was_ended_live(rkey) => {
+                self.eng.stats.remote_invalidations += 1;
             }
             None => {
                 self.eng.stats.remote_invalidations_bad += 1;

@@ -3,21 +3,15 @@
 use super::error::{ConnectError, DownCause, OpenError};
 use super::exchange::Messages;
 use super::{State, Transport};
-use crate::device::{Caps, Device, DeviceError, Endpoint, RtsAttrs, WrChain};
+use crate::device::{Device, DeviceError, Endpoint, RtsAttrs};
 use crate::engine::Engine;
 use crate::engine::arena::Arena;
 use crate::engine::control::{Ctl, Scope};
-use crate::engine::exposure::Slots;
-use crate::engine::keys::{KeyState, KeyTable};
-use crate::engine::ring::SendRing;
-use crate::engine::stats::Stats;
+use crate::engine::keys::KeyState;
 use crate::error::ApiMisuse;
 use crate::memreg::{MemReg, WrBatch};
 use crate::sizing::{Ask, KeyScope, Limits, check_messages};
-use crate::types::{Access, Epoch, TransportId};
-use std::collections::{BTreeSet, VecDeque};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use crate::types::Grant;
 
 /// What to open.
 #[derive(Clone, Copy, Debug)]
@@ -44,8 +38,6 @@ impl Default for OpenOptions {
     }
 }
 
-static NEXT_ID: AtomicU64 = AtomicU64::new(1);
-
 impl<D: Device, S: MemReg> Transport<D, S> {
     /// Opens a transport: checks and sizes the strategy, makes PD, CQ, QP and message buffers,
     /// fills the pool.
@@ -61,7 +53,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         strategy.check(&caps).map_err(rejected)?;
         let sized = |source| OpenError::Size { name, device: device.name(), source };
         let limits = strategy.open(&caps, &options.ask).map_err(sized)?;
-        check_limits(&limits).map_err(|what| OpenError::BadLimits { name, what })?;
+        check_limits(&limits, &options.ask).map_err(|what| OpenError::BadLimits { name, what })?;
         check_messages(&caps, &options.ask, &limits).map_err(sized)?;
         let broke = |source| OpenError::Device { name, source };
 
@@ -70,36 +62,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             let _ = device.dealloc_pd(pd);
             broke(e)
         })?;
-        let eng = Engine {
-            device_id: device.id(),
-            gone: false,
-            id: TransportId(NEXT_ID.fetch_add(1, Ordering::Relaxed)),
-            pd,
-            cq,
-            qp: None,
-            max_inline: 0,
-            epoch: Epoch(0),
-            ring: SendRing::new(1, Epoch(0)),
-            keys: KeyTable::new(),
-            slots: Slots::new(),
-            staged: vec![],
-            staged_wrs: 0,
-            chain: WrChain::new(),
-            chain_ops: vec![],
-            next_lease: None,
-            events: VecDeque::with_capacity(64),
-            local_queue: Arc::default(),
-            local_access: local_access(&caps),
-            local_mrs: BTreeSet::new(),
-            strays: vec![],
-            bounce: None,
-            shapes: vec![],
-            send_slots: vec![],
-            stats: Stats::default(),
-            caps,
-            limits,
-            device,
-        };
+        let eng = Engine::new(device, caps, limits, pd, cq);
         // From here on, `Drop` undoes what was made.
         let mut t = Transport {
             eng,
@@ -109,6 +72,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             peer: None,
             batch: WrBatch::new(),
             drain_until: None,
+            drain_forced: false,
             cause: None,
             sentinel_seen: false,
             drain_limit_ns: options.drain_limit_ns,
@@ -118,7 +82,11 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         };
         t.first_qp(name, options.max_inline_data)?;
         if t.eng.limits.arena_bytes > 0 {
-            t.eng.bounce = Some(Arena::open(&t.eng, t.eng.limits.arena_bytes).map_err(broke)?);
+            for grant in [Grant::PeerReads, Grant::PeerWrites] {
+                let len = t.eng.limits.arena_bytes;
+                let arena = Arena::open(&t.eng, grant, len).map_err(broke)?;
+                t.eng.arenas.push(arena);
+            }
         }
         t.messages = Messages::open(&mut t.eng, options.ask.max_message_bytes)?;
         t.ready().map_err(broke)?;
@@ -209,16 +177,21 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             return Err(ConnectError::KeysNotDead { count });
         }
         recovered?;
-        if let Some(mut arena) = self.eng.bounce.take() {
-            let registered = arena.register(&self.eng);
-            self.eng.bounce = Some(arena);
-            registered?;
-        }
+        let mut arenas = std::mem::take(&mut self.eng.arenas);
+        let registered = arenas.iter_mut().try_for_each(|a| a.register(&self.eng));
+        self.eng.arenas = arenas;
+        registered?;
         self.peer = None;
         self.cause = None;
         self.sentinel_seen = false;
         if let Err(e) = self.new_qp().and_then(|()| self.ready()) {
+            // Windows first: they belong to this QP.
+            self.destroy_windows();
             self.destroy_qp();
+            if self.eng.qp.is_none() {
+                self.bury_windows();
+            }
+            self.deliver();
             return Err(e.into());
         }
         self.deliver();
@@ -254,19 +227,16 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     pub(super) fn open_keys(&self) -> usize {
         let live = |r: &crate::engine::keys::Region| r.state != KeyState::Dead;
         let regions = self.eng.keys.ids().filter_map(|id| self.eng.keys.get(id));
-        let arena = self.eng.bounce.as_ref().is_some_and(|a| !a.is_closed());
-        regions.filter(|r| live(r)).count() + usize::from(arena) + self.eng.open_sinks()
+        let arenas = self.eng.arenas.iter().filter(|a| !a.is_closed()).count();
+        regions.filter(|r| live(r)).count() + arenas + self.eng.open_sinks()
     }
 }
 
-/// Parents of windows need one right more; nobody else gets it.
-fn local_access(caps: &Caps) -> Access {
-    let bind = if caps.has_windows() { Access::MW_BIND } else { Access::empty() };
-    Access::LOCAL_WRITE | bind
-}
-
 /// A plugin's sizes must at least hold one SEND and the sentinel.
-fn check_limits(l: &Limits) -> Result<(), &'static str> {
+fn check_limits(l: &Limits, ask: &Ask) -> Result<(), &'static str> {
+    if l.arena_bytes > 0 && !ask.danger_trust_peer {
+        return Err("arena_bytes without the user's danger_trust_peer");
+    }
     if l.max_send_wr < 2 {
         return Err("max_send_wr is below 2");
     }
@@ -301,22 +271,19 @@ impl<D: Device, S: MemReg> Drop for Transport<D, S> {
         self.destroy_keys();
         self.leak_what_is_open();
         self.messages.close(&mut self.eng, qp_gone);
-        self.eng.local_queue.close();
-        self.eng.drain_local_queue(usize::MAX);
-        for mr in std::mem::take(&mut self.eng.local_mrs) {
-            let _ = self.eng.dereg_mr(mr);
-        }
+        self.eng.close_local_mrs();
         for region in self.eng.keys.ids().collect::<Vec<_>>() {
             let _ = self.eng.end_region(region);
         }
         self.eng.end_strays();
-        if let Some(mut arena) = self.eng.bounce.take() {
-            let closed = arena.deregister(&mut self.eng).is_ok();
-            if !(closed && qp_gone && arena.unmap(&self.eng.device)) {
-                tracing::error!("the bounce arena is leaked");
-            }
+        for arena in std::mem::take(&mut self.eng.arenas) {
+            self.eng.stats.bytes_leaked += arena.close(&mut self.eng, qp_gone);
         }
         let _ = self.eng.device.destroy_cq(self.eng.cq);
         let _ = self.eng.device.dealloc_pd(self.eng.pd);
+        let bytes = self.eng.stats.bytes_leaked;
+        if bytes > 0 {
+            tracing::error!(bytes, "the device did not let go of memory; it stays mapped");
+        }
     }
 }

@@ -28,7 +28,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         }
         self.state = State::Draining;
         self.cause = Some(cause);
-        self.drain_until = Some(self.eng.keys.ledger.now.after(self.drain_limit_ns));
+        (self.drain_until, self.drain_forced) = (None, false);
         while let Some(&id) = self.eng.staged.first() {
             self.eng.unstage(id);
         }
@@ -49,9 +49,16 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         self.eng.chain_wr(write, RingOp::Sentinel, true);
         if self.eng.post_chain().is_err() {
             // Rule 8: if that post fails, destroy the QP.
-            self.eng.stats.drains_forced += 1;
-            self.finish_drain();
+            self.force_drain();
         }
+    }
+
+    /// Goes on without the sentinel.
+    fn force_drain(&mut self) {
+        if !std::mem::replace(&mut self.drain_forced, true) {
+            self.eng.stats.drains_forced += 1;
+        }
+        self.finish_drain();
     }
 
     /// Called by `poll` while draining: done, or past the limit?
@@ -59,13 +66,15 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         if self.state != State::Draining {
             return;
         }
+        // The clock starts here: the moment known when it was poisoned may be long past.
+        let now = self.eng.keys.ledger.now;
+        let until = *self.drain_until.get_or_insert(now.after(self.drain_limit_ns));
         if self.sentinel_seen || mutant!("rule-8") {
             self.finish_drain();
-        } else if self.drain_until.is_some_and(|t| self.eng.keys.ledger.now >= t) {
+        } else if self.drain_forced || self.eng.gone || now >= until {
             let outstanding = self.eng.ring.outstanding();
-            tracing::warn!(outstanding, "not drained within the limit; destroying the QP");
-            self.eng.stats.drains_forced += 1;
-            self.finish_drain();
+            tracing::warn!(outstanding, "not drained; destroying the QP");
+            self.force_drain();
         }
     }
 
@@ -167,7 +176,11 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         }
         let running: Vec<LocalId> =
             self.eng.slots.locals.iter().filter(|(_, l)| !l.done).map(|(id, _)| id).collect();
+        let never_heard = self.never_heard();
         for id in running {
+            if let Some(op) = self.eng.slots.locals.get_mut(id) {
+                op.failed = op.failed.or(Some(never_heard));
+            }
             self.eng.finish_local(id);
         }
     }
@@ -197,12 +210,13 @@ impl<D: Device, S: MemReg> Transport<D, S> {
                 tracing::error!(error = %e, "a key is not destroyed; its bytes are kept");
             }
         }
-        if let Some(mut arena) = self.eng.bounce.take() {
+        let mut arenas = std::mem::take(&mut self.eng.arenas);
+        for arena in &mut arenas {
             if let Err(e) = arena.deregister(&mut self.eng) {
-                tracing::error!(error = %e, "the bounce arena's key is not destroyed");
+                tracing::error!(error = %e, "a bounce arena's key is not destroyed");
             }
-            self.eng.bounce = Some(arena);
         }
+        self.eng.arenas = arenas;
         self.eng.stats.regions_leaked_now = self.open_keys() as u64;
     }
 
@@ -232,7 +246,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         }
     }
 
-    fn never_heard(&self) -> WcError {
+    pub(super) fn never_heard(&self) -> WcError {
         let qp = self.eng.qp.unwrap_or(crate::types::QpId(0));
         WcError { wr_id: WrId(0), status: WcStatus::WrFlushErr, qp, vendor_err: 0 }
     }
@@ -259,6 +273,8 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             let ids: Vec<_> = self.eng.slots.locals.keys().collect();
             for id in ids {
                 if let Some(body) = self.eng.slots.locals.remove(id) {
+                    let bytes = body.pieces.iter().map(|p| p.bytes.len() as u64);
+                    self.eng.stats.bytes_leaked += bytes.sum::<u64>();
                     std::mem::forget(body);
                 }
             }

@@ -4,7 +4,7 @@ use super::error::{DownCause, Refusal};
 use super::{State, Transport};
 use crate::device::{Device, DeviceError, Payload, PostError, RecvWr, Sge, Verb, WrOp, errno};
 use crate::engine::Engine;
-use crate::engine::exposure::{Exposed, ExposureState};
+use crate::engine::exposure::{Awaited, Exposed, ExposureState};
 use crate::engine::ring::{RingOp, recv_id};
 use crate::engine::stage::{PostFailure, empty_payload};
 use crate::error::ApiMisuse;
@@ -82,7 +82,7 @@ impl SlotMemory {
             && eng.dereg_mr(self.mr).is_ok()
             && eng.device.dma_unmap(self.addr, Fenced::mint()).is_ok();
         if !free {
-            tracing::error!("message buffers are leaked: the device keeps them");
+            eng.stats.bytes_leaked += self.bytes.len() as u64;
             std::mem::forget(self.bytes);
         }
     }
@@ -252,7 +252,9 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         let received = self.messages.received;
         for mark in marks {
             if let Some(e) = self.eng.slots.exposures.get_mut(mark.id) {
-                e.reply_after = Some(received);
+                // Each of them has a reply of its own.
+                let nth = e.reply_after.map_or(received, |a| a.nth.max(received)) + 1;
+                e.reply_after = Some(Awaited { after: received, nth });
             }
         }
         Ok(())

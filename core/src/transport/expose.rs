@@ -5,7 +5,7 @@ use super::exchange::ReplyToken;
 use super::{State, Transport};
 use crate::device::Device;
 use crate::engine::control::{Ctl, Scope};
-use crate::engine::exposure::{Buffers, Exposed, ExposureId, ExposureState};
+use crate::engine::exposure::{Awaited, Buffers, Exposed, ExposureId, ExposureState};
 use crate::engine::keys::KeyState;
 use crate::engine::stage::BadMap;
 use crate::error::ApiMisuse;
@@ -51,7 +51,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         if let Err(why) = self.check_up().and_then(|()| self.check_list(&buffers)) {
             return Err(BufferError { buffers, why });
         }
-        let bounced = self.eng.bounce.is_some();
+        let bounced = !self.eng.arenas.is_empty();
         let pieces = match self.eng.lend(buffers, !bounced) {
             Ok(pieces) => pieces,
             Err((buffers, e)) => return Err(BufferError { buffers, why: Refusal::Device(e) }),
@@ -204,14 +204,14 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     }
 
     /// Rule 5.
-    fn check_reply(&self, after: Option<u64>, reply: NoReply<'_>) -> Result<(), Refusal> {
+    fn check_reply(&self, after: Option<Awaited>, reply: NoReply<'_>) -> Result<(), Refusal> {
         let Some(after) = after.filter(|_| !mutant!("rule-5")) else { return Ok(()) };
         match reply {
             NoReply::NoneCanCome => Ok(()),
             NoReply::Unmarked => Err(Refusal::ReplyOutstanding),
             NoReply::Arrived(t) => {
                 let ours = t.transport == self.eng.id && t.epoch == self.eng.epoch;
-                if ours && t.nth > after {
+                if ours && t.nth > after.after && t.nth >= after.nth {
                     return Ok(());
                 }
                 Err(Refusal::Misuse(ApiMisuse::WrongToken))
@@ -250,12 +250,14 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         }
         self.eng.stats.local_inv_needed += u64::from(n > 0);
         let posted = self.post();
-        if matches!(posted, Err(Refusal::Device(_)))
-            && let Some(e) = self.eng.slots.exposures.get_mut(id)
-        {
-            e.state = ExposureState::Exposed;
-        }
         self.deliver();
+        // Its slots were reserved (rule 7): a device that has none counts otherwise than this side,
+        // and nothing that is outstanding need ever free one.
+        if let Err(Refusal::Device(e)) = posted {
+            self.poison(DownCause::Device(e));
+            self.deliver();
+            return Err(Refusal::Down(DownCause::Device(e)));
+        }
         posted
     }
 
@@ -356,7 +358,11 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         }
         let why = match self.eng.slots.exposures.get_mut(exposed.id) {
             None => ReclaimRefusal::Misuse(ApiMisuse::ForeignHandle),
-            Some(e) if e.state == ExposureState::Fenced => {
+            // Of a held one, what the device did let go of.
+            Some(e)
+                if e.state == ExposureState::Fenced
+                    || e.state == ExposureState::Held && !e.back.0.is_empty() =>
+            {
                 let back = std::mem::take(&mut e.back);
                 let id = exposed.id;
                 drop(exposed.disarm());

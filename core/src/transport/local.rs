@@ -86,6 +86,10 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             Ok(what) => what,
             Err(why) => return Err(BufferError { buffers, why }),
         };
+        if let Err(why) = self.check_cuts(&buffers, write, one_wr) {
+            self.nudge(&why);
+            return Err(BufferError { buffers, why });
+        }
         let mut pieces = match self.eng.lend(buffers, true) {
             Ok(pieces) => pieces,
             Err((buffers, e)) => return Err(BufferError { buffers, why: Refusal::Device(e) }),
@@ -95,25 +99,16 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             Err(e) => return Err(self.give_all_back(pieces, Refusal::Device(e))),
         };
         let cuts = self.cut(&sges, write);
-        let limit = self.eng.caps.max_sge as usize;
-        let fits = if one_wr && cuts.len() > 1 {
-            Err(Refusal::TooManySges { need: sges.len(), limit })
-        } else {
-            self.check_slots(cuts.len())
-        };
-        if let Err(why) = fits {
-            self.eng.chain.clear();
-            self.nudge(&why);
-            return Err(self.give_all_back(pieces, why));
-        }
         let (id, flag) = self.eng.slots.new_local(what);
         if let Some(op) = self.eng.slots.locals.get_mut(id) {
             op.pieces = pieces;
             op.open = cuts.len();
         }
         self.chain_access(id, &what, &cuts);
-        if let Err(why) = self.post() {
-            return Err(self.refused_access(id, why));
+        if let Err(why) = self.post()
+            && let Some(refused) = self.refused_access(id, why)
+        {
+            return Err(refused);
         }
         let counter = if write { &mut self.eng.stats.writes } else { &mut self.eng.stats.reads };
         *counter += 1;
@@ -157,6 +152,28 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         }
     }
 
+    /// Refuses what needs more WRs than may be posted, before anything is lent or registered
+    /// (D-08).
+    fn check_cuts(&self, buffers: &Buffers, write: bool, one_wr: bool) -> Result<(), Refusal> {
+        let lens = buffers.0.iter().map(|(_, r)| (r.end - r.start) as u64);
+        let sges = lens.clone().map(|n| n.div_ceil(WR_BYTES)).sum::<u64>() as usize;
+        let (limit, total) = (self.sges_of_one(write), lens.sum::<u64>());
+        if one_wr && (sges > limit || total > WR_BYTES) {
+            return Err(Refusal::TooManySges { need: sges, limit });
+        }
+        // A cut ends because it is full in SGEs, or because the next SGE is too many bytes for it:
+        // then the two are more than WR_BYTES, and a byte counts in two such pairs at most.
+        let by_bytes = if total <= WR_BYTES { 0 } else { (2 * total / WR_BYTES) as usize + 1 };
+        let most = sges.div_ceil(limit) + by_bytes;
+        self.check_slots(most.min(sges))
+    }
+
+    /// SGEs of one WR at most.
+    fn sges_of_one(&self, write: bool) -> usize {
+        let c = &self.eng.caps;
+        (if write { c.max_sge } else { c.max_sge.min(c.max_sge_rd) }).max(1) as usize
+    }
+
     /// SGEs over the buffers, each with the key of its own local MR.
     fn sges(&mut self, pieces: &mut [Piece], write: bool) -> Result<Sges, DeviceError> {
         // A right of the peer is never left on a registration that stays (B24).
@@ -178,16 +195,13 @@ impl<D: Device, S: MemReg> Transport<D, S> {
 
     /// Cuts the SGEs into WRs that the device takes, and puts them into the chain's table.
     fn cut(&mut self, sges: &[Sge], write: bool) -> Cuts {
-        let caps = &self.eng.caps;
-        let most = if write { caps.max_sge } else { caps.max_sge.min(caps.max_sge_rd) }.max(1);
+        let most = self.sges_of_one(write);
         let mut cuts = Cuts::new();
         let mut from = 0;
         while from < sges.len() {
             let mut to = from;
             let mut bytes = 0u64;
-            while to < sges.len()
-                && to - from < most as usize
-                && bytes + u64::from(sges[to].len) <= WR_BYTES
+            while to < sges.len() && to - from < most && bytes + u64::from(sges[to].len) <= WR_BYTES
             {
                 bytes += u64::from(sges[to].len);
                 to += 1;
@@ -218,21 +232,22 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         }
     }
 
-    /// The post was refused: what runs all the same keeps its buffers until it has ended.
-    fn refused_access(&mut self, id: LocalId, why: Refusal) -> BufferError {
-        let open = self.eng.slots.locals.get(id).map_or(0, |op| op.open);
-        let mut buffers = Buffers::new();
-        if open == 0 {
-            self.eng.finish_local(id);
-            if let Some(op) = self.eng.slots.locals.get_mut(id) {
-                buffers = std::mem::take(&mut op.back);
-            }
-            self.eng.slots.free_local(id);
-        } else if let Some(op) = self.eng.slots.locals.get(id) {
-            let flag = Some(std::sync::Arc::clone(&op.flag));
-            drop(LocalOp { transport: self.eng.id, id, flag });
+    /// The post was refused whole: the buffers come back. `None` if a part of it runs all the same,
+    /// which keeps the buffers until it has ended and is then an operation that failed.
+    fn refused_access(&mut self, id: LocalId, why: Refusal) -> Option<BufferError> {
+        let never_heard = self.never_heard();
+        let op = self.eng.slots.locals.get_mut(id)?;
+        if op.open > 0 {
+            op.failed = Some(never_heard);
+            return None;
         }
-        BufferError { buffers, why }
+        let mut buffers = Buffers::new();
+        self.eng.finish_local(id);
+        if let Some(op) = self.eng.slots.locals.get_mut(id) {
+            buffers = std::mem::take(&mut op.back);
+        }
+        self.eng.slots.free_local(id);
+        Some(BufferError { buffers, why })
     }
 
     fn give_all_back(&mut self, pieces: SmallVec<[Piece; 4]>, why: Refusal) -> BufferError {

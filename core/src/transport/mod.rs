@@ -72,6 +72,8 @@ pub struct Transport<D: Device, S: MemReg> {
     batch: WrBatch,
     /// While draining: when to stop waiting for the sentinel.
     drain_until: Option<Tick>,
+    /// While draining: the sentinel is not waited for.
+    drain_forced: bool,
     /// While draining: why.
     cause: Option<DownCause>,
     sentinel_seen: bool,

@@ -216,6 +216,10 @@ impl Device for SimDevice {
         self.live(Verb::PollCq, |n| n.poll_cq(cq, max, out))
     }
 
+    fn is_gone(&self) -> bool {
+        self.with(|n| n.life != Life::Up)
+    }
+
     fn next_event(&self, qp: QpId) -> Option<AsyncEvent> {
         self.with(|n| n.qps.get_mut(qp.0)?.events.pop_front())
     }

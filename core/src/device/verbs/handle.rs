@@ -36,6 +36,8 @@ struct Inner {
     /// Looking for events is a system call: done when there is reason to, and now and then.
     suspect: AtomicBool,
     looked: AtomicU32,
+    /// DEVICE_FATAL was heard.
+    gone: AtomicBool,
     id: DeviceId,
     name: String,
     node: u64,
@@ -74,6 +76,7 @@ impl VerbsDevice {
         let opened = open(options)?;
         let attr = &opened.attr;
         let inner = Inner {
+            gone: AtomicBool::new(false),
             id: DeviceId::fresh(),
             node: u64::from_be(attr.node_guid),
             caps: caps(attr, opened.context.ops().windows.is_some(), opened.transport),
@@ -203,6 +206,9 @@ impl Inner {
     /// Takes all events of the device and hands each to those it concerns.
     fn collect_events(&self) {
         while let Some(event) = self.context.next_event() {
+            if matches!(event, RawEvent::Fatal) {
+                self.gone.store(true, Ordering::Release);
+            }
             let t = self.tables();
             for qp in t.qps.values() {
                 let heard = match event {
@@ -465,6 +471,11 @@ impl Device for VerbsDevice {
             out.push(wc);
         }
         Ok(wcs.len())
+    }
+
+    fn is_gone(&self) -> bool {
+        self.inner.collect_events();
+        self.inner.gone.load(Ordering::Acquire)
     }
 
     fn next_event(&self, qp: QpId) -> Option<AsyncEvent> {

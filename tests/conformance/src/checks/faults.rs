@@ -232,6 +232,7 @@ pub(super) fn b85_swallowed_sentinel_ends_at_its_limit<S: MemReg>(subject: &Subj
     let (exposed, _) = pair.expose_told(zeroed(5000)?, Grant::PeerWrites)?;
     pair.plan.swallow_sends_in_error(true);
     pair.owner.disconnect();
+    pair.settle()?; // the limit counts from the first poll
     pair.now = pair.now.after(DRAIN_LIMIT_NS - 1);
     pair.settle()?;
     ensure_eq!(*pair.owner.state(), State::Draining, "state before the limit");
