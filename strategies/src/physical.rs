@@ -1,9 +1,10 @@
-//! `physical`: one key for the life of the connection, over a bounce arena that every operation is
-//! copied through.
+//! `physical`: one key a direction for the life of the connection, over bounce arenas that every
+//! operation is copied through.
 //!
-//! Nothing is ever revoked: a peer can write into the arena after an operation has ended, and so
-//! spoil the bytes of a later one. It cannot reach the program's own buffers. That is the danger
-//! which `danger_trust_peer` names.
+//! Nothing is ever revoked: a peer can read what ended operations have left in the arena that it
+//! may read, and write into the other one after an operation has ended, and so spoil the bytes of a
+//! later one. It cannot reach the program's own buffers. That is the danger which
+//! `danger_trust_peer` names.
 
 use crate::shape::check_lengths;
 use memreg_core::device::{Caps, DeviceError};
@@ -12,14 +13,15 @@ use memreg_core::memreg::{
 };
 use memreg_core::sizing::{self, Ask, KeyScope, Limits, PerRequest, SizeError};
 
-/// Bytes of the largest bounce arena. The whole arena is pinned for as long as the connection
-/// lives, so it is bounded whatever was asked.
+/// Bytes of the largest bounce arena, of which there is one for each direction. They are pinned for
+/// as long as the connection lives, so they are bounded whatever was asked.
 pub const ARENA_BYTES_LIMIT: u64 = 256 << 20;
 
 /// Copies through memory that the peer may keep; see the module.
 ///
 /// # Cost
-/// No WR and no system call per operation; one copy of every byte.
+/// No WR and no system call per operation; one copy of every byte the peer reads, two of every byte
+/// that it writes.
 #[derive(Debug)]
 pub struct Physical {
     danger_trust_peer: bool,
