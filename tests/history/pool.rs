@@ -3,7 +3,7 @@
 use crate::rig::{Rig, is_inv, posts};
 use memreg_core::DmaBuf;
 use memreg_core::device::trace::Call;
-use memreg_core::device::{Caps, Device, Verb, errno};
+use memreg_core::device::{Caps, Device, Verb, WcStatus, errno};
 use memreg_core::error::Disposition;
 use memreg_core::memreg::MapError;
 use memreg_core::sizing::Ask;
@@ -11,6 +11,7 @@ use memreg_core::transport::error::Refusal;
 use memreg_core::transport::{Buffers, Exposed, NoReply};
 use memreg_core::types::Grant;
 use memreg_strategies::Frwr;
+use std::collections::BTreeSet;
 
 fn pieces(n: usize) -> Buffers {
     (0..n).map(|_| (DmaBuf::new(64).unwrap(), 1..3)).collect()
@@ -181,5 +182,75 @@ fn rec_w3_teardown_with_damaged_regions_leaves_nothing() {
         let c = node.counters();
         assert_eq!((c.mrs, c.qps, c.cqs, c.pds, c.mapped_ranges), (0, 0, 0, 0, 0));
         drop(flushed);
+    }
+}
+
+fn windows() -> Caps {
+    let list = Caps::default();
+    Caps { max_fast_reg_page_list_len: 0, mem_window_type_2b: true, max_mw: 4096, ..list }
+}
+
+#[test]
+fn d_11_no_key_comes_a_second_time() {
+    for caps in [Caps::default(), windows()] {
+        let mut rig = Rig::new(Frwr::default(), caps, Ask { credits: 1, ..Ask::default() });
+        let (mut seen, mut bytes) = (BTreeSet::new(), vec![]);
+        let mut oldest = None;
+        for round in 0..3000u32 {
+            let e = rig.owner.expose(DmaBuf::new(64).unwrap(), Grant::PeerWrites).unwrap();
+            let s = rig.owner.segments(&e).unwrap()[0];
+            assert!(seen.insert(s.rkey.to_bits()), "round {round}");
+            oldest = oldest.or(Some(s));
+            match round % 3 {
+                // Never posted, taken back by this side, and by the peer.
+                0 => rig.owner.revoke(&e, NoReply::Unmarked).unwrap(),
+                1 => {
+                    rig.owner.flush().unwrap();
+                    rig.owner.revoke(&e, NoReply::Unmarked).unwrap();
+                }
+                _ => {
+                    rig.owner.flush().unwrap();
+                    rig.settle();
+                    rig.peer.send_with_inv(b"done", &s).unwrap();
+                }
+            }
+            rig.settle();
+            rig.owner.recv(&mut bytes);
+            rig.owner.reclaim(e).unwrap();
+            rig.trace.take();
+        }
+        let renewals = rig.owner.stats().renewals;
+        // Three regions with page lists, four windows.
+        assert!((8..=9).contains(&renewals), "{renewals}");
+        let s = rig.owner.strategy().stats();
+        assert_eq!(
+            (s.free, s.condemned, s.recovered),
+            (s.allocated, 0, 0),
+            "nobody had to rebuild"
+        );
+        rig.assert_clean();
+        // Whatever is exposed now, the key of the first round does not open it.
+        let held: Vec<Exposed> = (0..3).map(|_| rig.exposed(64, 0, Grant::PeerWrites).0).collect();
+        assert_eq!(rig.probe(&oldest.unwrap()), WcStatus::RemAccessErr);
+        drop(held);
+    }
+}
+
+#[test]
+fn d_11_a_region_that_is_not_renewed_is_set_aside() {
+    for verb in [Verb::AllocMr, Verb::DeregMr] {
+        let mut rig = Rig::new(Frwr::default(), Caps::default(), Ask::default());
+        rig.plan.fail(verb, 1, errno::ENOMEM);
+        for _ in 0..3 * 256 {
+            let (e, _) = rig.exposed(64, 0, Grant::PeerWrites);
+            rig.back(e);
+        }
+        let s = rig.owner.strategy().stats();
+        assert_eq!((s.condemned, rig.owner.stats().renewals), (1, 2), "{verb:?}");
+        assert_eq!(rig.owner.recover(usize::MAX), Ok(1));
+        let s = rig.owner.strategy().stats();
+        assert_eq!((s.free, s.busy, s.condemned, s.recovered), (3, 0, 0, 1));
+        assert_eq!(rig.node.counters().fast_mrs, 3);
+        rig.assert_clean();
     }
 }

@@ -53,10 +53,16 @@ pub(crate) struct Region {
     pub(crate) state: KeyState,
     /// Counts registrations, so that a late completion of an earlier one changes nothing.
     pub(crate) turn: u32,
+    /// Tags that the key has had since its MR or window was made.
+    tags: u8,
     pub(crate) exposure: Option<ExposureId>,
 }
 
 impl Region {
+    /// Tags of one MR or window: one less than there are, so that the one it was made with is never
+    /// told to a peer either.
+    const TAGS: u8 = u8::MAX;
+
     /// Whether a fence of this region would take a send-queue slot.
     fn needs_inv_slot(&self) -> bool {
         self.kind.by_wr()
@@ -95,7 +101,8 @@ impl KeyTable {
     /// A region whose key is dead, ready for REG_MR or a bind.
     pub(crate) fn add_dead(&mut self, kind: RegionKind, rkey: Rkey) -> RegionId {
         let state = KeyState::Dead;
-        let id = self.regions.insert(Region { kind, rkey, state, turn: 0, exposure: None });
+        let region = Region { kind, rkey, state, turn: 0, tags: 0, exposure: None };
+        let id = self.regions.insert(region);
         self.by_index.insert(rkey.index(), id);
         id
     }
@@ -107,6 +114,7 @@ impl KeyTable {
             rkey,
             state: KeyState::Live,
             turn: 0,
+            tags: 0,
             exposure: Some(to),
         });
         self.note(id, KeyEvent::Granted { exposure: to.data().as_ffi(), wr: None });
@@ -135,14 +143,15 @@ impl KeyTable {
         (exact && open).then_some(id)
     }
 
-    /// Dead → Staged with a new tag. `None`, and no change, for a key not proven dead (rule 2): the
-    /// engine refuses a registration on it.
+    /// Dead → Staged with a new tag. `None`, and no change, for a key not proven dead (rule 2) or
+    /// whose tags are used up (D-11): the engine refuses a registration on it.
     pub(crate) fn stage(&mut self, id: RegionId, to: ExposureId) -> Option<Rkey> {
         let r = self.regions.get_mut(id)?;
         let dead = r.state == KeyState::Dead && r.exposure.is_none();
-        if !r.kind.by_wr() || !(dead || mutant!("D-09")) {
+        if !r.kind.by_wr() || !(dead || mutant!("D-09")) || r.tags == Region::TAGS {
             return None;
         }
+        r.tags += 1;
         if !mutant!("tag") {
             r.rkey = r.rkey.next_tag();
         }
@@ -151,6 +160,25 @@ impl KeyTable {
         r.exposure = Some(to);
         self.inv_slots += usize::from(!mutant!("rule-7"));
         Some(r.rkey)
+    }
+
+    /// Whether a region is idle and every tag of its key was used: with one more registration a key
+    /// of long ago would open something again (D-11).
+    pub(crate) fn is_worn(&self, id: RegionId) -> bool {
+        let worn =
+            |r: &Region| r.kind.by_wr() && r.tags == Region::TAGS && r.state == KeyState::Dead;
+        self.regions.get(id).is_some_and(worn)
+    }
+
+    /// An idle region has a new MR or window, and with it a key of another index.
+    pub(crate) fn renew(&mut self, id: RegionId, kind: RegionKind, rkey: Rkey) {
+        if let Some(r) = self.regions.get_mut(id) {
+            if self.by_index.get(&r.rkey.index()) == Some(&id) {
+                self.by_index.remove(&r.rkey.index());
+            }
+            self.by_index.insert(rkey.index(), id);
+            (r.kind, r.rkey, r.tags) = (kind, rkey, 0);
+        }
     }
 
     /// Staged → Live: its WR is about to be handed to the device.
@@ -276,6 +304,25 @@ mod tests {
         assert_eq!(t.stage(id, E()), None, "unknown");
         assert!(t.kill(id, Rule::Dereg).is_some());
         assert!(t.stage(id, E()).is_some());
+    }
+
+    #[test]
+    fn d_11_a_key_whose_tags_are_used_up_is_not_registered_again() {
+        let (mut t, id) = table();
+        let mut seen = std::collections::BTreeSet::from([Rkey::from_bits(0x1ff).to_bits()]);
+        for _ in 0..255 {
+            assert!(!t.is_worn(id));
+            assert!(t.stage(id, E()).is_some_and(|k| seen.insert(k.to_bits())));
+            t.kill(id, Rule::NeverPosted);
+        }
+        assert!(t.is_worn(id));
+        assert_eq!(t.stage(id, E()), None);
+        let kind = RegionKind::Fast { mr: MrId(2), depth: 8, kind: FastMrKind::Pages };
+        t.renew(id, kind, Rkey::from_bits(0x2fe));
+        assert!(!t.is_worn(id));
+        assert_eq!(t.stage(id, E()).map(Rkey::to_bits), Some(0x2ff));
+        t.grant(id, WrId(1));
+        assert_eq!(t.live_by_key(Rkey::from_bits(0x2ff)), Some(id));
     }
 
     #[test]

@@ -210,6 +210,57 @@ impl<D: Device> Engine<D> {
         }
     }
 
+    /// The key of an idle region is dead. If its tags are used up, the region gets a new MR or
+    /// window, so that no key of long ago ever opens anything again (D-11). If the device refuses,
+    /// the strategy hears that it must be rebuilt.
+    ///
+    /// # Cost
+    /// Two verbs, once in 255 registrations of a region.
+    pub(crate) fn renew_if_worn(&mut self, region: RegionId) {
+        if !self.keys.is_worn(region) || self.qp.is_none() {
+            return;
+        }
+        if let Err(e) = self.renew(region) {
+            tracing::warn!(error = %e, "region not renewed");
+            self.events.push_back((region, Event::RegUnknown));
+        }
+    }
+
+    fn renew(&mut self, region: RegionId) -> Result<(), DeviceError> {
+        let Some(old) = self.keys.get(region).map(|r| r.kind) else { return Ok(()) };
+        match old {
+            RegionKind::Fast { mr, .. } => self.dereg_mr(mr)?,
+            RegionKind::Window { mw } => {
+                let freed = self.device.dealloc_mw(mw);
+                self.released(freed)?;
+            }
+            RegionKind::Ordinary { .. } | RegionKind::Bounce { .. } => return Ok(()),
+        }
+        self.stats.deregistrations += 1;
+        self.keys.note(region, KeyEvent::Ended);
+        let made = match old {
+            RegionKind::Fast { depth, kind, .. } => {
+                let made = self.device.alloc_fast_mr(self.pd, depth, kind);
+                made.map(|k| (RegionKind::Fast { mr: k.mr, depth, kind }, k.rkey))
+            }
+            _ => {
+                let made = self.device.alloc_mw(self.pd);
+                made.map(|k| (RegionKind::Window { mw: k.mw }, k.rkey))
+            }
+        };
+        match made {
+            Ok((kind, rkey)) => {
+                self.keys.renew(region, kind, rkey);
+                self.stats.renewals += 1;
+                Ok(())
+            }
+            Err(e) => {
+                self.keys.remove(region);
+                Err(e)
+            }
+        }
+    }
+
     /// One reason less to keep an exposure's bytes.
     pub(crate) fn release(&mut self, id: ExposureId) {
         let Some(e) = self.slots.exposures.get_mut(id) else { return };

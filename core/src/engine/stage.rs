@@ -208,6 +208,7 @@ impl<D: Device> Engine<D> {
             if self.keys.get(region).is_some_and(|r| r.state == KeyState::Staged) {
                 self.closed(region, Rule::NeverPosted);
                 self.events.push_back((region, Event::NeverPosted));
+                self.renew_if_worn(region);
             }
         }
     }

@@ -35,6 +35,8 @@ pub struct Stats {
     pub remote_invalidations_bad: u64,
     /// MRs of exposures that were deregistered.
     pub deregistrations: u64,
+    /// Regions that got a new MR or window because every tag of their key had been used (D-11).
+    pub renewals: u64,
     /// MRs with local rights made for reads and writes, and how often one was there already.
     pub local_registrations: u64,
     pub local_hits: u64,

@@ -195,6 +195,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         if current {
             self.eng.closed(region, Rule::LocalInv);
             self.eng.events.push_back((region, Event::Invalidated));
+            self.eng.renew_if_worn(region);
         }
     }
 
@@ -226,6 +227,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
                 self.eng.keys.note(region, KeyEvent::RemoteInv);
                 self.eng.closed(region, Rule::RemoteInv);
                 self.eng.events.push_back((region, Event::RemoteInvalidated));
+                self.eng.renew_if_worn(region);
             }
             // This side has cancelled, and the peer's invalidation came first: both were right.
             None if self.eng.keys.was_ended_live(rkey) => {
