@@ -43,7 +43,7 @@ pub enum OpenError {
     /// The device of libibverbs could not be opened.
     #[cfg(all(feature = "verbs", target_os = "linux"))]
     #[error("device.kind = \"verbs\": {0}")]
-    Verbs(#[from] memreg_core::device::verbs::OpenError),
+    Verbs(memreg_core::device::verbs::OpenError),
     /// Two strategies linked into this program collide.
     #[error(transparent)]
     Registry(#[from] RegistryError),
@@ -120,7 +120,7 @@ pub fn open_device(settings: &Settings) -> Result<AnyDevice, OpenError> {
 fn verbs_device(settings: &VerbsSettings) -> Result<AnyDevice, OpenError> {
     use memreg_core::device::verbs::{VerbsDevice, VerbsOptions};
     let options = VerbsOptions { name: settings.name.clone(), ..VerbsOptions::default() };
-    Ok(VerbsDevice::open(&options)?.into())
+    Ok(VerbsDevice::open(&options).map_err(OpenError::Verbs)?.into())
 }
 
 #[cfg(not(all(feature = "verbs", target_os = "linux")))]

@@ -1,10 +1,10 @@
-//! `memreg devices`: the profiles of the software device, and the one that the configuration
-//! selects.
+//! `memreg devices`: the profiles of the software device, the devices of libibverbs, and what the
+//! configuration selects.
 
 use super::failure::Failure;
 use super::table::layout;
 use super::{Answer, SCHEMA, json};
-use crate::{OpenError, profile_of};
+use crate::{open_device, profile_of};
 use memreg_config::{DeviceSettings, Settings};
 use memreg_core::device::Caps;
 use memreg_core::device::sim::{Profile, profile};
@@ -17,6 +17,8 @@ struct Report {
     schema: u32,
     command: &'static str,
     devices: Vec<Device>,
+    /// Those of libibverbs; empty in a build without it.
+    real: Vec<Real>,
     /// What the configuration makes of the profile it selects; `None` if it selects hardware.
     selected: Option<Device>,
 }
@@ -31,12 +33,25 @@ struct Device {
     attributes: Map<String, Value>,
 }
 
-/// Lists the profiles.
+/// A device of the kernel.
+#[derive(Serialize)]
+struct Real {
+    kind: &'static str,
+    name: String,
+    usable: bool,
+    /// Why not.
+    status: String,
+    selected: bool,
+    attributes: Option<Map<String, Value>>,
+}
+
+/// Lists the profiles and the devices.
 pub(super) fn run(settings: &Settings, as_json: bool) -> Result<Answer, Failure> {
     let (base, selected, failure) = match &settings.device {
         DeviceSettings::Sim(sim) => (sim.base(), Some(profile_of(sim)?), None),
-        DeviceSettings::Verbs(_) => ("", None, Some(Failure::from(OpenError::VerbsNotBuilt))),
+        DeviceSettings::Verbs(_) => ("", None, open_device(settings).err().map(Failure::from)),
     };
+    let real = real(settings);
     let builtin: Vec<Profile> =
         profile::names().iter().filter_map(|name| profile::builtin(name)).collect();
     // A built-in profile is selected as it stands, or something was made of it.
@@ -45,7 +60,7 @@ pub(super) fn run(settings: &Settings, as_json: bool) -> Result<Answer, Failure>
         builtin.iter().map(|p| device(p, plain && p.name == base)).collect();
     let selected = selected.map(|p| device(&p, true));
     if as_json {
-        let report = Report { schema: SCHEMA, command: "devices", devices, selected };
+        let report = Report { schema: SCHEMA, command: "devices", devices, real, selected };
         return Ok(Answer { stdout: json(&report), failure });
     }
     if let Some(mut own) = selected.filter(|_| !plain) {
@@ -54,7 +69,7 @@ pub(super) fn run(settings: &Settings, as_json: bool) -> Result<Answer, Failure>
         }
         devices.push(own);
     }
-    Ok(Answer { stdout: text(&devices), failure })
+    Ok(Answer { stdout: text(&devices) + &real_text(&real), failure })
 }
 
 fn device(p: &Profile, selected: bool) -> Device {
@@ -66,6 +81,58 @@ fn device(p: &Profile, selected: bool) -> Device {
         selected,
         attributes: attributes(&p.caps),
     }
+}
+
+#[cfg(not(all(feature = "verbs", target_os = "linux")))]
+fn real(_: &Settings) -> Vec<Real> {
+    vec![]
+}
+
+#[cfg(all(feature = "verbs", target_os = "linux"))]
+fn real(settings: &Settings) -> Vec<Real> {
+    use memreg_core::device::Device as _;
+    use memreg_core::device::verbs::{VerbsDevice, VerbsOptions, devices};
+    let selected = match &settings.device {
+        DeviceSettings::Sim(_) => None,
+        DeviceSettings::Verbs(_) => open_device(settings).ok().map(|d| d.name()),
+    };
+    let open = |name: &str| {
+        let options = VerbsOptions { name: Some(name.to_owned()), ..VerbsOptions::default() };
+        VerbsDevice::open(&options)
+    };
+    let shown = |found: memreg_core::device::verbs::Found| {
+        // A node that can be opened is not yet a port that is up.
+        let opened = found.is_usable().then(|| open(&found.name));
+        let (usable, status, attributes) = match opened {
+            None => (false, found.status.to_string(), None),
+            Some(Err(e)) => (false, e.to_string(), None),
+            Some(Ok(d)) => (true, found.status.to_string(), Some(attributes(&d.caps()))),
+        };
+        let selected = selected.as_ref() == Some(&found.name);
+        Real { kind: "verbs", name: found.name, usable, status, selected, attributes }
+    };
+    devices().into_iter().map(shown).collect()
+}
+
+fn real_text(all: &[Real]) -> String {
+    let mut out = String::new();
+    if !cfg!(all(feature = "verbs", target_os = "linux")) {
+        return out;
+    }
+    out.push_str("\nDevices of libibverbs (device.kind = \"verbs\", device.name):\n");
+    if all.is_empty() {
+        out.push_str("    the kernel has none\n");
+    }
+    for d in all {
+        let mark = if d.selected { "  <- selected by the configuration" } else { "" };
+        let _ = writeln!(out, "\n{}{mark}\n    {}", d.name, d.status);
+        let of = |(name, value): (&String, &Value)| vec![name.clone(), value.to_string()];
+        if let Some(list) = &d.attributes {
+            let rows: Vec<Vec<String>> = list.iter().map(of).collect();
+            out.push_str(&layout(&["attribute", "reported"], &rows, 1));
+        }
+    }
+    out
 }
 
 fn text(devices: &[Device]) -> String {

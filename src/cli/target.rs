@@ -17,14 +17,26 @@ pub(super) struct Target {
 /// What every figure says of where it was measured.
 pub(super) const SOFTWARE_DEVICE: &str = "software device";
 
+/// What a device is made of, for every figure that is measured on it.
+pub(super) fn kind_of(device: &AnyDevice) -> &'static str {
+    match device {
+        AnyDevice::Sim(_) => SOFTWARE_DEVICE,
+        #[cfg(all(feature = "verbs", target_os = "linux"))]
+        AnyDevice::Verbs(device) if device.is_software() => "software device of the kernel",
+        #[cfg(all(feature = "verbs", target_os = "linux"))]
+        AnyDevice::Verbs(_) => "hardware",
+    }
+}
+
 impl Target {
     /// Opens the device that the configuration describes.
     pub fn open(settings: &Settings) -> Result<Target, Failure> {
-        let (kind, profile) = match &settings.device {
-            DeviceSettings::Sim(sim) => (SOFTWARE_DEVICE, Some(profile_of(sim)?.name.to_string())),
-            DeviceSettings::Verbs(_) => ("libibverbs device", None),
+        let profile = match &settings.device {
+            DeviceSettings::Sim(sim) => Some(profile_of(sim)?.name.to_string()),
+            DeviceSettings::Verbs(_) => None,
         };
-        Ok(Target { device: open_device(settings)?, kind, profile })
+        let device = open_device(settings)?;
+        Ok(Target { kind: kind_of(&device), device, profile })
     }
 
     /// For the title of a report.

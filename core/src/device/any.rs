@@ -7,7 +7,7 @@ use super::verbs::VerbsDevice;
 
 /// Any device of this build.
 #[enum_dispatch::enum_dispatch(Device)]
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub enum AnyDevice {
     /// The software device.
     Sim(SimDevice),

@@ -1,6 +1,7 @@
 //! `memreg compare`: the same real transfers through every eligible strategy, every byte verified.
 //!
 //! - [`plan`]: which strategies, sizes and operations
+//! - [`bench`]: the devices
 //! - [`data`]: the bytes
 //! - [`pair`]: an owner and a peer, and one operation between them
 //! - [`figures`]: what it cost
@@ -10,6 +11,7 @@
 //! The strategies take turns at every operation, so that whatever else the host does meets all of
 //! them alike.
 
+mod bench;
 mod data;
 mod figures;
 mod pair;

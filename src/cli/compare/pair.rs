@@ -1,27 +1,28 @@
 //! An owner with the strategy under comparison, a peer, and one operation between them.
 
+use super::bench::verb_calls;
 use super::figures::{Counters, Done};
 use crate::Transport;
 use crate::cli::clock;
 use anyhow::anyhow;
-use memreg_core::device::sim::{Fabric, SimDevice};
-use memreg_core::device::{AnyDevice, Caps};
+use memreg_core::device::AnyDevice;
 use memreg_core::drive::{connect_pair, settle};
 use memreg_core::mem::DmaBuf;
 use memreg_core::sizing::Ask;
 use memreg_core::transport::error::{ConnectError, OpenError};
-use memreg_core::transport::{Buffers, Exposed, NoReply, OpenOptions, Reply, State};
+use memreg_core::transport::{
+    Buffers, Exposed, ExposureState, LocalDone, LocalOp, NoReply, OpenOptions, Reply, State,
+};
 use memreg_core::types::{Grant, Segment, Tick};
 use memreg_strategies::{Fmr, Strategy};
 use std::ops::Range;
 use std::time::Duration;
 
-/// Both ends, on a fabric of their own.
+/// Both ends.
 #[derive(Debug)]
 pub(super) struct Pair {
     owner: Transport,
     peer: Transport,
-    device: SimDevice,
     layout: Layout,
     /// All are there between operations; an operation that fails keeps them.
     owner_bufs: Vec<DmaBuf>,
@@ -79,22 +80,22 @@ pub(super) enum PairError {
 const NOW: Tick = Tick(0);
 
 impl Pair {
-    /// Opens and connects both ends. The peer never exposes, so its device and strategy are always
-    /// the same: profile `generic`, ordinary registrations.
-    pub fn open(seed: u64, caps: &Caps, ask: &Ask, strategy: Strategy) -> Result<Pair, PairError> {
-        let fabric = Fabric::new(seed);
-        let device = fabric.add_node("sim", caps.clone());
+    /// Opens and connects both ends. The peer never exposes, so its strategy is always the same:
+    /// ordinary registrations.
+    pub fn open(
+        (owner, peer): (AnyDevice, AnyDevice),
+        ask: &Ask,
+        strategy: Strategy,
+    ) -> Result<Pair, PairError> {
         let options = OpenOptions { ask: *ask, ..OpenOptions::default() };
-        let mut owner = Transport::open(AnyDevice::from(device.clone()), strategy, &options)?;
-        let node = fabric.add_node("sim-peer", Caps::default());
+        let mut owner = Transport::open(owner, strategy, &options)?;
         let ask = Ask { credits: PEER_CREDITS, ..Ask::default() };
         let options = OpenOptions { ask, ..OpenOptions::default() };
-        let mut peer = Transport::open(node.into(), Fmr::new().into(), &options)?;
+        let mut peer = Transport::open(peer, Fmr::new().into(), &options)?;
         connect_pair(&mut owner, &mut peer)?;
         Ok(Pair {
             owner,
             peer,
-            device,
             layout: Layout::Whole,
             owner_bufs: vec![],
             peer_buf: None,
@@ -116,7 +117,7 @@ impl Pair {
 
     /// What owner and device have counted.
     pub fn counters(&self) -> Counters {
-        Counters { stats: *self.owner.stats(), device: self.device.counters() }
+        Counters { stats: *self.owner.stats(), verb_calls: verb_calls(self.owner.device()) }
     }
 
     /// The owner's ledger of keys, as a trace.
@@ -202,14 +203,14 @@ impl Pair {
         } else {
             self.owner.send(&self.message, Reply::InvalidatesNothing)?;
         }
-        self.settle()?;
+        self.wait("the peer got no message", |p| (p.peer.messages_waiting() > 0).then_some(()))?;
         Ok(exposed)
     }
 
     /// Peer: reads the segments it was told of into its buffer, or writes the buffer into them, and
     /// replies; invalidates the first key on the way where the strategy allows it.
     fn access(&mut self, mut buf: DmaBuf, len: usize, reads: bool) -> anyhow::Result<DmaBuf> {
-        self.peer.recv(&mut self.message).ok_or_else(|| self.silence("the peer"))?;
+        self.peer.recv(&mut self.message);
         self.segments.clear();
         for wire in self.message.chunks(Segment::WIRE_LEN) {
             self.segments.push(self.peer.import(wire)?);
@@ -224,8 +225,8 @@ impl Pair {
                 true => self.peer.read(&segment, 0, part)?,
                 false => self.peer.write(&segment, 0, part)?,
             };
-            self.settle()?;
-            let done = self.peer.take(op)?;
+            let mut op = Some(op);
+            let done = self.wait("the peer's access did not end", |p| p.taken(&mut op))?;
             done.result?;
             buf = done.buffers.into_first().ok_or_else(|| anyhow!("the peer's buffer is lost"))?;
             at = end;
@@ -244,29 +245,60 @@ impl Pair {
             }
             _ => self.peer.send(&[], Reply::InvalidatesNothing)?,
         }
-        self.settle()?;
-        let reply = self.owner.recv(&mut self.message).ok_or_else(|| self.silence("the owner"))?;
+        let mut bytes = vec![];
+        let reply = self.wait("the owner got no message", |p| p.owner.recv(&mut bytes))?;
         self.owner.revoke(&exposed, NoReply::Arrived(&reply.token))?;
-        self.settle()?;
+        self.wait("the owner's access did not end", |p| {
+            (p.owner.exposure_state(&exposed) == Ok(ExposureState::Fenced)).then_some(())
+        })?;
         Ok(self.owner.reclaim(exposed)?)
     }
 
-    fn settle(&mut self) -> anyhow::Result<()> {
-        settle(NOW, &mut [&mut self.owner, &mut self.peer])?;
-        Ok(())
+    /// The peer's access, once it has ended.
+    fn taken(&mut self, op: &mut Option<LocalOp>) -> Option<LocalDone> {
+        match self.peer.take(op.take()?) {
+            Ok(done) => Some(done),
+            Err(e) => {
+                *op = Some(e.op);
+                None
+            }
+        }
     }
 
-    /// No message came: says why, if a connection knows.
-    fn silence(&self, who: &str) -> anyhow::Error {
+    /// Drives both ends until `done` finds what it looks for. The software device has come to rest
+    /// after one round; hardware takes its time, and loses a connection sooner than that is over.
+    fn wait<T>(
+        &mut self,
+        missing: &str,
+        mut done: impl FnMut(&mut Pair) -> Option<T>,
+    ) -> anyhow::Result<T> {
+        let start = clock::now();
+        loop {
+            settle(NOW, &mut [&mut self.owner, &mut self.peer])?;
+            if let Some(found) = done(self) {
+                return Ok(found);
+            }
+            let at_rest = matches!(self.owner.device(), AnyDevice::Sim(_));
+            let down = |t: &Transport| matches!(t.state(), State::Down(_));
+            if at_rest || down(&self.owner) || down(&self.peer) || start.elapsed() > PATIENCE {
+                return Err(self.silence(missing));
+            }
+        }
+    }
+
+    /// What should have come did not: says why, if a connection knows.
+    fn silence(&self, missing: &str) -> anyhow::Error {
         let states = [("owner", self.owner.state()), ("peer", self.peer.state())];
         let down = states.iter().find_map(|(side, state)| match state {
             State::Down(cause) => Some(format!(": the {side}'s connection is down: {cause}")),
             _ => None,
         });
-        anyhow!("{who} got no message{}", down.unwrap_or_default())
+        anyhow!("{missing}{}", down.unwrap_or_default())
     }
 }
 
+/// Longer than any retry of a connection.
+const PATIENCE: Duration = Duration::from_secs(30);
 /// One operation is in flight at a time.
 const PEER_CREDITS: u32 = 4;
 
@@ -310,11 +342,15 @@ fn compare(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use memreg_core::device::Caps;
+    use memreg_core::device::sim::Fabric;
     use memreg_strategies::{Frwr, Physical};
 
     fn pair(strategy: Strategy, caps: Caps) -> Pair {
         let ask = Ask { danger_trust_peer: true, ..Ask::default() };
-        let mut pair = Pair::open(1, &caps, &ask, strategy).unwrap();
+        let fabric = Fabric::new(1);
+        let ends = (fabric.add_node("a", caps), fabric.add_node("b", Caps::default()));
+        let mut pair = Pair::open((ends.0.into(), ends.1.into()), &ask, strategy).unwrap();
         pair.resize(200_000, Layout::Whole).unwrap();
         pair
     }

@@ -1,15 +1,15 @@
 //! What is compared: the device, the strategies, the sizes.
 
+use super::bench::Bench;
 use super::data::Data;
 use super::figures::{Figures, Running};
 use super::pair::{Layout, Pair, PairError};
+use crate::OpenError;
 use crate::cli::args;
 use crate::cli::failure::{Failure, chain};
 use crate::open::{build_options, wanted};
-use crate::{OpenError, profile_of};
 use anyhow::anyhow;
-use memreg_config::{DeviceSettings, Settings, SimSettings, parse_size, rounded_size};
-use memreg_core::device::sim::Profile;
+use memreg_config::{Settings, parse_size, rounded_size};
 use memreg_core::transport::error::OpenError as TransportError;
 use memreg_selector::{Candidate, SelectError, Tried, candidates, rechoose};
 use memreg_strategies::Registry;
@@ -18,10 +18,8 @@ use std::path::PathBuf;
 /// All that is known before the first transfer.
 #[derive(Debug)]
 pub(super) struct Plan {
-    /// The owners' device.
-    pub profile: Profile,
-    /// Its seed.
-    pub seed: u64,
+    /// The devices.
+    pub bench: Bench,
     /// What the configuration would open.
     pub selected: Option<&'static str>,
     /// Every known strategy.
@@ -90,21 +88,18 @@ impl Plan {
     /// Gap-capable keys cost more than plain ones on real devices, so where there are both, both
     /// are measured.
     pub fn layouts(&self) -> &'static [Layout] {
-        if self.profile.caps.sg_gaps { &[Layout::Whole, Layout::Gaps] } else { &[Layout::Whole] }
+        if self.bench.caps().sg_gaps { &[Layout::Whole, Layout::Gaps] } else { &[Layout::Whole] }
     }
 
     /// Opens the device once per strategy and asks each whether it can work there.
     pub fn make(settings: &Settings, args: &args::Compare, data: &Data) -> Result<Plan, Failure> {
-        let DeviceSettings::Sim(sim) = &settings.device else {
-            return Err(OpenError::VerbsNotBuilt.into());
-        };
         let sizes = sizes(settings, args, data)?;
-        let profile = profile_of(sim)?;
+        let bench = Bench::open(settings)?;
         let registry = Registry::new().map_err(Failure::usage)?;
-        let (pairs, tried) = open_pairs(&registry, settings, sim, &profile)?;
+        let (pairs, tried) = open_pairs(&registry, settings, &bench)?;
         let options = build_options(settings);
         let (ask, wanted) = (&settings.ask, wanted(settings));
-        let choice = rechoose(&registry, &profile.caps, ask, &wanted, &options, &tried);
+        let choice = rechoose(&registry, bench.caps(), ask, &wanted, &options, &tried);
         let (selected, candidates, refusal) = match choice {
             Ok(c) => {
                 let name = c.candidates.iter().find(|c| c.chosen).map(|c| c.name);
@@ -118,7 +113,7 @@ impl Plan {
             Err(e) => (None, e.candidates().to_vec(), Some(refuse(&e))),
         };
         let contenders = contenders(candidates, pairs);
-        Ok(Plan { profile, seed: sim.seed, selected, contenders, sizes, refusal })
+        Ok(Plan { bench, selected, contenders, sizes, refusal })
     }
 }
 
@@ -136,17 +131,16 @@ type Pairs = Vec<(&'static str, Pair)>;
 fn open_pairs(
     registry: &Registry,
     settings: &Settings,
-    sim: &SimSettings,
-    profile: &Profile,
+    bench: &Bench,
 ) -> Result<(Pairs, Vec<Tried>), Failure> {
     let options = build_options(settings);
     let (mut pairs, mut tried) = (vec![], vec![]);
-    for c in candidates(registry, &profile.caps, &settings.ask, &options) {
+    for c in candidates(registry, bench.caps(), &settings.ask, &options) {
         if !c.eligible {
             continue;
         }
         let strategy = registry.build(c.name, &options).map_err(Failure::usage)?;
-        let failed = match Pair::open(sim.seed, &profile.caps, &settings.ask, strategy) {
+        let failed = match Pair::open(bench.ends()?, &settings.ask, strategy) {
             Ok(pair) => {
                 pairs.push((c.name, pair));
                 continue;

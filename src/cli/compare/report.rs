@@ -1,12 +1,12 @@
 //! The result, as data; its serialized form is the JSON output.
 
+use super::bench::Bench;
 use super::data::Data;
 use super::figures::Figures;
 use super::plan::{Contender, Plan};
 use crate::cli::SCHEMA;
 use crate::cli::devices::attributes;
 use crate::cli::show_config::typed;
-use crate::cli::target::SOFTWARE_DEVICE;
 use memreg_config::{Loaded, Shown};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -30,10 +30,12 @@ pub(super) struct Header {
     /// `release` or `debug`: the figures of a debug build say little.
     pub build: &'static str,
     pub device: &'static str,
-    pub profile: String,
-    pub profile_source: String,
-    pub peer_profile: &'static str,
-    pub seed: u64,
+    pub name: String,
+    /// Of the software device; a real one has none.
+    pub profile: Option<String>,
+    pub profile_source: Option<String>,
+    pub peer_profile: Option<&'static str>,
+    pub seed: Option<u64>,
     pub cpu: Option<String>,
     /// Key to value and origin, for every key of the configuration.
     pub settings: Map<String, Value>,
@@ -97,17 +99,22 @@ impl Header {
     fn new(loaded: &Loaded, plan: &Plan) -> Header {
         let setting = |s: &Shown| json!({ "value": typed(&s.value), "origin": s.origin });
         let rows = loaded.origins.iter();
+        let (profile, seed) = match &plan.bench {
+            Bench::Sim { profile, seed } => (Some(profile), Some(*seed)),
+            Bench::Real { .. } => (None, None),
+        };
         Header {
             version: env!("CARGO_PKG_VERSION"),
             build: if cfg!(debug_assertions) { "debug" } else { "release" },
-            device: SOFTWARE_DEVICE,
-            profile: plan.profile.name.to_string(),
-            profile_source: plan.profile.source.to_string(),
-            peer_profile: "generic",
-            seed: plan.seed,
+            device: plan.bench.kind(),
+            name: plan.bench.name(),
+            profile: profile.map(|p| p.name.to_string()),
+            profile_source: profile.map(|p| p.source.to_string()),
+            peer_profile: profile.map(|_| "generic"),
+            seed,
             cpu: cpu(),
             settings: rows.map(|s| (s.key.clone(), setting(s))).collect(),
-            attributes: attributes(&plan.profile.caps),
+            attributes: attributes(plan.bench.caps()),
         }
     }
 }

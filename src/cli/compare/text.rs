@@ -3,7 +3,6 @@
 use super::figures::Figures;
 use super::report::{Report, StrategyShown};
 use crate::cli::table::layout;
-use crate::cli::target::SOFTWARE_DEVICE;
 use serde_json::Value;
 use std::fmt::Write as _;
 
@@ -11,10 +10,18 @@ use std::fmt::Write as _;
 pub(super) fn render(r: &Report) -> String {
     let mut out = String::new();
     let h = &r.header;
-    let _ = writeln!(out, "memreg {} compare, {SOFTWARE_DEVICE}, {} build", h.version, h.build);
-    let _ = writeln!(out, "profile   {} (numbers: {})", h.profile, source(&h.profile_source));
-    let _ = writeln!(out, "peer      profile {}, strategy fmr", h.peer_profile);
-    let _ = writeln!(out, "seed      {}", h.seed);
+    let _ = writeln!(out, "memreg {} compare, {}, {} build", h.version, h.device, h.build);
+    match (&h.profile, &h.profile_source, h.peer_profile, h.seed) {
+        (Some(profile), Some(numbers), Some(peer), Some(seed)) => {
+            let _ = writeln!(out, "profile   {profile} (numbers: {})", source(numbers));
+            let _ = writeln!(out, "peer      profile {peer}, strategy fmr");
+            let _ = writeln!(out, "seed      {seed}");
+        }
+        _ => {
+            let _ = writeln!(out, "device    {}", h.name);
+            let _ = writeln!(out, "peer      the same device, strategy fmr");
+        }
+    }
     let _ = writeln!(out, "cpu       {}", h.cpu.as_deref().unwrap_or("unknown"));
     let _ = writeln!(out, "settings  {}", settings(r));
     let _ = writeln!(out, "data      {}", data(r));
@@ -26,8 +33,9 @@ pub(super) fn render(r: &Report) -> String {
     let rows: Vec<Vec<String>> = r.strategies.iter().map(strategy).collect();
     out.push_str(&layout(&STRATEGY_HEADERS, &rows, STRATEGY_HEADERS.len()));
     let figures_of = |s: &StrategyShown| {
-        let whole = s.sizes.iter().map(|f| figures(&s.label, 1, f));
-        whole.chain(s.gaps.iter().map(|f| figures(&s.label, 3, f))).collect::<Vec<_>>()
+        let whole = s.sizes.iter().map(|f| figures(h.device, &s.label, 1, f));
+        let gaps = s.gaps.iter().map(|f| figures(h.device, &s.label, 3, f));
+        whole.chain(gaps).collect::<Vec<_>>()
     };
     let rows: Vec<Vec<String>> = r.strategies.iter().flat_map(figures_of).collect();
     if !rows.is_empty() {
@@ -42,15 +50,15 @@ const STRATEGY_HEADERS: [&str; 7] =
     ["strategy", "mechanism", "eligible", "verified", "transfers", "bytes", "reason"];
 
 const TITLE: &str = "\
-Cost of one operation on the software device: expose, tell the peer, the peer reads, replies;
+Cost of one operation: expose, tell the peer, the peer reads, replies;
 revoke, reclaim; then the same with the peer writing. Counts are per operation, at the owner.";
 
 const FOOTNOTE: &str = "\
-ns: host time of both ends in this process, without filling and comparing the buffers; it cannot be
-compared with hardware. buffers: three are three that do not join at page boundaries. WRs: work
-requests on the send queue. posts: doorbells. events: completions taken. verbs: registration calls,
-system calls on hardware. keys: granted; then how they ended: by LOCAL_INV, by the peer's reply, by
-deregistration.";
+ns: host time of both ends in this process, without filling and comparing the buffers; that of a
+software device cannot be compared with hardware. buffers: three are three that do not join at page
+boundaries. WRs: work requests on the send queue. posts: doorbells. events: completions taken.
+verbs: registration calls, system calls on hardware. keys: granted; then how they ended: by
+LOCAL_INV, by the peer's reply, by deregistration.";
 
 const FIGURE_HEADERS: [&str; 18] = [
     "device",
@@ -116,7 +124,7 @@ fn strategy(s: &StrategyShown) -> Vec<String> {
     ]
 }
 
-fn figures(name: &str, buffers: u64, f: &Figures) -> Vec<String> {
+fn figures(device: &str, name: &str, buffers: u64, f: &Figures) -> Vec<String> {
     let per_op = [
         f.exposures_per_op,
         f.wr_per_op,
@@ -129,7 +137,7 @@ fn figures(name: &str, buffers: u64, f: &Figures) -> Vec<String> {
         f.each(f.remote_invalidations),
         f.each(f.deregistrations),
     ];
-    let mut row = vec![SOFTWARE_DEVICE.to_owned(), name.to_owned()];
+    let mut row = vec![device.to_owned(), name.to_owned()];
     row.extend([f.size_bytes as u64, buffers, f.ops as u64].map(|n| n.to_string()));
     row.extend([f.ns_per_op_min, f.ns_per_op_p50, f.ns_per_op_p99].map(|n| n.to_string()));
     row.extend(per_op.map(short));

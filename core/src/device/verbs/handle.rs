@@ -15,7 +15,7 @@ use crate::mem::{ExposedBytes, Fenced, Unmapped};
 use crate::types::{Access, CqId, DeviceId, DmaAddr, Epoch, MrId, MwId, PdId, QpId};
 use ibverbs_sys as ffi;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A device of libibverbs. A handle: clones are one device.
@@ -38,12 +38,14 @@ struct Inner {
     looked: AtomicU32,
     /// DEVICE_FATAL was heard.
     gone: AtomicBool,
+    registration_calls: AtomicU64,
     id: DeviceId,
     name: String,
     node: u64,
     port: Port,
     caps: Caps,
     kernel_flags: bool,
+    is_software: bool,
     context: Arc<Context>,
 }
 
@@ -81,12 +83,14 @@ impl VerbsDevice {
             node: u64::from_be(attr.node_guid),
             caps: caps(attr, opened.context.ops().windows.is_some(), opened.transport),
             kernel_flags: attr.vendor_id == RXE_VENDOR,
+            is_software: [RXE_VENDOR, SIW_VENDOR].contains(&attr.vendor_id),
             name: opened.name,
             port: opened.port,
             context: opened.context,
             tables: Mutex::default(),
             suspect: AtomicBool::new(false),
             looked: AtomicU32::new(0),
+            registration_calls: AtomicU64::new(0),
         };
         tracing::info!(
             device = inner.name,
@@ -112,6 +116,19 @@ impl VerbsDevice {
         }
     }
 
+    /// MRs made and ended so far: a system call each.
+    #[must_use]
+    pub fn registration_calls(&self) -> u64 {
+        self.inner.registration_calls.load(Ordering::Relaxed)
+    }
+
+    /// Whether the kernel does the work of the adapter (rdma_rxe, siw): its times say nothing of
+    /// hardware.
+    #[must_use]
+    pub fn is_software(&self) -> bool {
+        self.inner.is_software
+    }
+
     /// The port in use, and the index of its GID.
     #[must_use]
     pub fn port(&self) -> (u8, u8) {
@@ -128,6 +145,7 @@ impl VerbsDevice {
     /// Leaves it to the device to refuse an MR that a window is bound onto. Kernels say EINVAL, for
     /// an MR that is there and was valid all along: it is busy.
     pub(super) fn dereg_unguarded(&self, mr: MrId) -> Result<(), DeviceError> {
+        self.inner.registration_calls.fetch_add(1, Ordering::Relaxed);
         let ended = self.inner.end(Verb::DeregMr, mr.0, |t| &mut t.mrs, Mr::end);
         ended.map_err(|e| match e.errno {
             errno::EINVAL if self.inner.tables().mrs.get(mr.0).is_some() => {
@@ -385,6 +403,7 @@ impl Device for VerbsDevice {
         let pd = self.pd(Verb::RegMr, pd)?;
         let memory = self.inner.tables().memory(addr.0, len);
         let memory = memory.ok_or(DeviceError::new(Verb::RegMr, errno::EFAULT))?;
+        self.inner.registration_calls.fetch_add(1, Ordering::Relaxed);
         let mr = self.inner.made(Verb::RegMr, Mr::register(&pd, addr.0, len, access, memory));
         let mr = mr.map_err(|e| self.inner.no_memory(e, len))?;
         let (lkey, rkey) = (mr.lkey, mr.rkey);
@@ -575,6 +594,8 @@ fn caps(attr: &ffi::ibv_device_attr, windows: bool, transport: TransportKind) ->
 
 /// The vendor number of rdma_rxe, whose provider hands the kernel's completion flags through.
 const RXE_VENDOR: u32 = 0x00ff_ffff;
+/// The vendor number of siw.
+const SIW_VENDOR: u32 = 0x0062_6d74;
 /// Asked for; [`Device::create_qp`] says what there is.
 const INLINE_ASKED: u32 = 256;
 /// Calls between two looks for events that nothing has hinted at.

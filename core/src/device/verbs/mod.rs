@@ -40,4 +40,4 @@ mod windows;
 
 pub use handle::{VerbsDevice, VerbsObjects};
 pub use host::{DeviceStatus, Found, Host};
-pub use open::{OpenError, PortInfo, PortState, VerbsOptions};
+pub use open::{OpenError, PortInfo, PortState, VerbsOptions, devices};

@@ -216,6 +216,13 @@ fn listed<T: fmt::Display>(all: &[T], none: &str) -> String {
     all.iter().map(T::to_string).collect::<Vec<_>>().join("; ")
 }
 
+/// The devices of the kernel, by name, each with the reason if it cannot be used.
+#[must_use]
+pub fn devices() -> Vec<Found> {
+    // Without a list from the library no device has a provider.
+    Host::this().devices(&names().unwrap_or_default())
+}
+
 /// An opened device and the port to use.
 pub(super) struct Opened {
     pub(super) context: Arc<Context>,
