@@ -58,6 +58,9 @@ pub(super) struct Reach {
     pub(super) len: u64,
 }
 
+/// Page lists kept for reuse.
+const SPARE_LISTS: usize = 64;
+
 /// All MRs of one node.
 ///
 /// A slot owns two key indices, an even one for the rkey and the odd one after it for the lkey, so
@@ -71,6 +74,8 @@ pub(super) struct Reach {
 pub(super) struct MrTable {
     slots: Vec<Slot>,
     free: VecDeque<u32>,
+    /// Page lists of ended MRs.
+    spare: Vec<Vec<Run>>,
     ids: Table<u32>,
     /// The even key index of slot 0.
     base: u32,
@@ -89,8 +94,10 @@ impl MrTable {
     pub(super) fn new(seed: u64) -> MrTable {
         let base = 2 + 2 * ((seed ^ (seed >> 31)) & 0x7fff) as u32;
         MrTable {
-            slots: Vec::new(),
-            free: VecDeque::new(),
+            // As many as rest before the first is used again, and those in use beside them.
+            slots: Vec::with_capacity(2 * RESTING_SLOTS),
+            free: VecDeque::with_capacity(2 * RESTING_SLOTS),
+            spare: Vec::with_capacity(SPARE_LISTS),
             ids: Table::new(u32::MAX),
             base,
             fast: 0,
@@ -134,7 +141,8 @@ impl MrTable {
 
     /// Makes an invalid MR with room for `depth` pages; `None` when memory or key space is full.
     pub(super) fn add_fast(&mut self, pd: PdId, depth: u32, kind: FastMrKind) -> Option<MrKeys> {
-        let mut runs = Vec::new();
+        // A page list that was given back serves the next MR.
+        let mut runs = self.spare.pop().unwrap_or_default();
         runs.try_reserve_exact(depth as usize).ok()?;
         let keys = self.add(|lkey, rkey| Mr {
             pd,
@@ -158,6 +166,11 @@ impl MrTable {
         if let Some(mr) = entry.mr.take() {
             entry.rtag = mr.rkey.tag();
             self.fast -= u64::from(mr.fast.is_some());
+            if mr.fast.is_some() && self.spare.len() < SPARE_LISTS {
+                let mut runs = mr.runs;
+                runs.clear();
+                self.spare.push(runs);
+            }
         }
         self.free.push_back(slot);
         true
