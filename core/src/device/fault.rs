@@ -37,6 +37,51 @@ struct Plan {
     held: VecDeque<(CqId, Wc)>,
     pending: VecDeque<(CqId, Wc)>,
     events: VecDeque<(QpId, AsyncEvent)>,
+    counts: FaultCounts,
+}
+
+/// What has gone wrong so far: faults that took effect, not those that are planned.
+///
+/// # Units
+/// Calls, posts, WRs, WCs, polls or events, as named.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct FaultCounts {
+    /// Calls that failed, by verb, in the order in which the verbs first did.
+    pub failed: Vec<(Verb, u64)>,
+    /// Posts refused whole.
+    pub posts_refused: u64,
+    /// Posts of which a prefix was accepted.
+    pub posts_cut: u64,
+    /// Sends to a QP in error that were never heard of again.
+    pub sends_swallowed: u64,
+    /// WCs lost.
+    pub wcs_swallowed: u64,
+    /// WCs that came twice.
+    pub wcs_duplicated: u64,
+    /// WCs made up.
+    pub wcs_injected: u64,
+    /// WCs held back.
+    pub wcs_held: u64,
+    /// Polls that found nothing whatever there was.
+    pub polls_paused: u64,
+    /// Events made up.
+    pub events_injected: u64,
+}
+
+impl FaultCounts {
+    /// Calls of `verb` that failed.
+    #[must_use]
+    pub fn failed(&self, verb: Verb) -> u64 {
+        self.failed.iter().find(|(v, _)| *v == verb).map_or(0, |(_, n)| *n)
+    }
+
+    fn add_failed(&mut self, verb: Verb) {
+        match self.failed.iter_mut().find(|(v, _)| *v == verb) {
+            Some((_, n)) => *n += 1,
+            None => self.failed.push((verb, 1)),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -104,7 +149,9 @@ impl FaultPlan {
 
     /// The next poll of `cq` gives this WC first. Destroying its QP before that drops it.
     pub fn inject_wc(&self, cq: CqId, wc: Wc) {
-        self.lock().pending.push_back((cq, wc));
+        let mut plan = self.lock();
+        plan.counts.wcs_injected += 1;
+        plan.pending.push_back((cq, wc));
     }
 
     /// The next `polls` polls find nothing.
@@ -138,7 +185,14 @@ impl FaultPlan {
         let mut plan = self.lock();
         let mut pending = std::mem::take(&mut plan.pending);
         pending.append(&mut plan.held);
-        *plan = Plan { pending, ..Plan::default() };
+        let counts = std::mem::take(&mut plan.counts);
+        *plan = Plan { pending, counts, ..Plan::default() };
+    }
+
+    /// What has gone wrong so far.
+    #[must_use]
+    pub fn counts(&self) -> FaultCounts {
+        self.lock().counts.clone()
     }
 
     fn lock(&self) -> MutexGuard<'_, Plan> {
@@ -156,7 +210,9 @@ impl Plan {
             return None;
         }
         failure.left -= 1;
-        Some(failure.errno)
+        let errno = failure.errno;
+        self.counts.add_failed(verb);
+        Some(errno)
     }
 
     /// How this post is refused, if it is.
@@ -191,12 +247,15 @@ impl Plan {
         while let Some(&wc) = out.get(i) {
             if self.swallows(&wc) {
                 out.remove(i);
+                self.counts.wcs_swallowed += 1;
             } else if self.held_qps.contains(&wc.qp()) {
                 out.remove(i);
                 self.held.push_back((cq, wc));
+                self.counts.wcs_held += 1;
             } else {
                 if self.duplicates > 0 {
                     self.duplicates -= 1;
+                    self.counts.wcs_duplicated += 1;
                     self.pending.push_back((cq, wc));
                 }
                 i += 1;
@@ -364,6 +423,7 @@ impl<D: Device> Device for Faulty<D> {
         let swallow = plan.swallow_late_sends;
         drop(plan);
         if swallow && self.inner.qp_state(qp) == Ok(QpState::Err) {
+            self.plan.lock().counts.sends_swallowed += chain.wrs().len() as u64;
             return Ok(());
         }
         let Some(PostRefusal { accept, errno, .. }) = refusal else {
@@ -372,6 +432,10 @@ impl<D: Device> Device for Faulty<D> {
         let posted = accept.min(chain.wrs().len().saturating_sub(1));
         let mut prefix = chain.clone();
         prefix.truncate(posted);
+        let mut plan = self.plan.lock();
+        let counts = &mut plan.counts;
+        *(if posted > 0 { &mut counts.posts_cut } else { &mut counts.posts_refused }) += 1;
+        drop(plan);
         self.inner.post_send(qp, &prefix)?;
         Err(PostError { posted, cause: DeviceError::new(verb, errno) })
     }
@@ -386,6 +450,7 @@ impl<D: Device> Device for Faulty<D> {
         let mut plan = self.plan.lock();
         if plan.pauses > 0 {
             plan.pauses -= 1;
+            plan.counts.polls_paused += 1;
             return Ok(0);
         }
         let pending = plan.take_pending(cq, max, out);
@@ -406,6 +471,7 @@ impl<D: Device> Device for Faulty<D> {
         let mut plan = self.plan.lock();
         let injected = plan.events.iter().position(|&(of, _)| of == qp);
         let injected = injected.and_then(|i| plan.events.remove(i));
+        plan.counts.events_injected += u64::from(injected.is_some());
         drop(plan);
         injected.map(|(_, event)| event).or_else(|| self.inner.next_event(qp))
     }
@@ -537,6 +603,11 @@ mod tests {
         assert_eq!(ids(&dev, &a), [0, 1]);
         assert_eq!(ids(&dev, &a), [0]);
         assert_eq!(ids(&dev, &a), []);
+        dev.plan().fail(Verb::PollCq, 1, errno::EIO);
+        assert!(dev.poll_cq(a.cq, 1, &mut vec![]).is_err());
+        dev.plan().heal();
+        let counts = dev.plan().counts();
+        assert_eq!((counts.wcs_duplicated, counts.failed(Verb::PollCq)), (1, 1), "kept by heal");
 
         let stale = crate::device::WcError {
             wr_id: WrId(u64::MAX),
