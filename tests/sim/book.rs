@@ -1,0 +1,79 @@
+//! The simulation's own record of keys, kept from the ledger's lines and from nothing else.
+
+use memreg_core::memreg::RegionId;
+use memreg_core::transport::{KeyEvent, Ledger, LedgerEvent, Rule};
+use std::collections::BTreeMap;
+
+/// Which keys count as live.
+#[derive(Default)]
+pub struct KeyBook {
+    next: u64,
+    live: BTreeMap<RegionId, Live>,
+    /// How often each key number was granted.
+    granted: BTreeMap<u32, u64>,
+    /// Keys ended by each rule.
+    ends: BTreeMap<&'static str, u64>,
+}
+
+struct Live {
+    rkey: u32,
+    /// Granted by a WR.
+    by_wr: bool,
+    unknown: bool,
+}
+
+impl KeyBook {
+    /// Reads the lines that are new, and checks each against those before it.
+    pub fn read(&mut self, ledger: &Ledger) {
+        let first = ledger.iter().next().map_or(0, |l| l.seq);
+        let known = usize::try_from(self.next.saturating_sub(first)).unwrap();
+        for line in ledger.iter().skip(known) {
+            assert_eq!(line.seq, self.next, "the ledger lost lines");
+            self.next += 1;
+            if let LedgerEvent::Key { region, rkey, what, .. } = line.event {
+                self.key(region, rkey.to_bits(), what);
+            }
+        }
+    }
+
+    fn key(&mut self, region: RegionId, rkey: u32, what: KeyEvent) {
+        match what {
+            KeyEvent::Granted { wr, .. } => {
+                *self.granted.entry(rkey).or_insert(0) += 1;
+                let live = Live { rkey, by_wr: wr.is_some(), unknown: false };
+                let before = self.live.insert(region, live);
+                assert!(before.is_none(), "a key was granted on a region whose key was live");
+            }
+            KeyEvent::Unknown => {
+                self.live.get_mut(&region).expect("a dead key became unknown").unknown = true;
+            }
+            KeyEvent::Killed(rule) => {
+                let live = self.live.remove(&region).expect("a key ended twice");
+                assert_eq!(live.rkey, rkey, "another key ended than was granted");
+                let unknown_ends = !matches!(rule, Rule::LocalInv | Rule::NeverPosted);
+                assert!(!live.unknown || unknown_ends, "rule 3: {rule:?} ended a flushed key");
+                *self.ends.entry(rule.word()).or_insert(0) += 1;
+            }
+            KeyEvent::InvPosted(_) | KeyEvent::Refused(_) => {}
+            KeyEvent::RemoteInv | KeyEvent::Ended => {}
+        }
+    }
+
+    /// Live keys that WRs granted.
+    pub fn live_by_wr(&self) -> u64 {
+        self.live.values().filter(|l| l.by_wr).count() as u64
+    }
+
+    pub fn is_live(&self, rkey: u32) -> bool {
+        self.live.values().any(|l| l.rkey == rkey)
+    }
+
+    /// How often the key was granted so far.
+    pub fn grants(&self, rkey: u32) -> u64 {
+        self.granted.get(&rkey).copied().unwrap_or(0)
+    }
+
+    pub fn ends(&self) -> &BTreeMap<&'static str, u64> {
+        &self.ends
+    }
+}
