@@ -12,6 +12,7 @@
 mod book;
 mod bytes;
 mod check;
+mod exhaustive;
 mod faults;
 mod finish;
 mod life;
@@ -20,6 +21,7 @@ mod message;
 mod ops;
 mod plan;
 mod side;
+mod small;
 mod tally;
 mod world;
 
