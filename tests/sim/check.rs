@@ -93,5 +93,5 @@ fn check_counts(side: &Side) {
     assert!(s.fences <= freed + fenced + given_up, "{s:?}: an exposure ended twice");
     let ends = side.book.ends();
     let of = |rule| ends.get(rule).copied().unwrap_or(0);
-    assert!(of("local-inv") <= s.invalidations && of("remote-inv") == s.remote_invalidations);
+    assert!(of("local-inv") <= s.invalidations && of("remote-inv") <= s.remote_invalidations);
 }

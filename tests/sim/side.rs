@@ -204,7 +204,10 @@ impl Side {
         let mut lent = self.out.swap_remove(index);
         match self.t.reclaim(lent.handle) {
             Ok(buffers) => {
-                assert_eq!(lent.state, ExposureState::Fenced, "bytes came back unfenced");
+                let ended = [ExposureState::Fenced, ExposureState::Held].contains(&lent.state);
+                assert!(ended, "bytes came back unfenced");
+                let whole = lent.state == ExposureState::Fenced;
+                assert_eq!(whole, buffers.count() == lent.parts.len(), "a part is missing");
                 let mut writes = std::mem::take(&mut lent.writes);
                 note_arrivals(&lent.parts, &buffers, &mut writes);
                 self.back(lent.parts, buffers, |p, was, is| explained(&writes, p, was, is));
@@ -219,8 +222,8 @@ impl Side {
                 let held = lent.state == ExposureState::Held;
                 assert_ne!(lent.state, ExposureState::Fenced, "fenced and not returned: {}", e.why);
                 if held {
-                    // The rest of a list that the device kept a part of is given up with it.
-                    self.bytes.left +=
+                    // The device kept all of it.
+                    self.bytes.missing +=
                         lent.parts.iter().map(|p| p.shadow.len() as u64).sum::<u64>();
                     return true;
                 }
