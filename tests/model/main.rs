@@ -81,6 +81,12 @@ fn frwr_on_a_device_of_few_regions() {
 }
 
 #[test]
+fn frwr_on_the_shortest_queue() {
+    let subject = Subject::by_wr("frwr, one operation", caps("generic"), || Frwr::new().into());
+    run(&subject.credits(1));
+}
+
+#[test]
 fn frwr_over_windows() {
     run(&Subject::by_wr("frwr over windows", caps("rxe"), || Frwr::new().into()));
 }

@@ -31,8 +31,9 @@ pub struct Exposure {
     pub content: Vec<Vec<u8>>,
     /// Whether its key is live, of each segment.
     pub open: Vec<bool>,
-    /// A reply may invalidate its keys.
-    pub marked: bool,
+    /// A reply may invalidate its keys: the number, in this connection, of the first message that
+    /// can be the last such reply.
+    pub awaits: Option<u64>,
     /// Of these keys the device has not heard.
     pub staged: bool,
 }
