@@ -3,10 +3,11 @@
 
 use crate::rig::{Rig, posts};
 use memreg_core::DmaBuf;
+use memreg_core::device::fault::{FaultPlan, Faulty};
 use memreg_core::device::sim::{Fabric, SimDevice};
 use memreg_core::device::trace::Call;
-use memreg_core::device::{Caps, Device, Wc, WcError, WcStatus};
-use memreg_core::drive::settle;
+use memreg_core::device::{AsyncEvent, Caps, Device, Wc, WcError, WcStatus};
+use memreg_core::drive::{connect_pair, settle};
 use memreg_core::error::Disposition;
 use memreg_core::sizing::Ask;
 use memreg_core::transport::error::DownCause;
@@ -374,4 +375,35 @@ fn h_69_any_error_of_a_registration_takes_the_connection_down() {
         rig.back(e);
         rig.assert_clean();
     }
+}
+
+#[test]
+fn b87_one_port_of_two_flaps_and_the_other_works_on() {
+    // One connection a port, on the same device.
+    let mut rig = Rig::frwr();
+    let open = |node: &SimDevice| {
+        Transport::open(node.clone(), Frwr::default(), &OpenOptions::default()).unwrap()
+    };
+    let plan = FaultPlan::new();
+    let second = Faulty::new(rig.node.clone(), plan.clone());
+    let mut second = Transport::open(second, Frwr::default(), &OpenOptions::default()).unwrap();
+    let mut far = open(&rig.peer_node);
+    connect_pair(&mut second, &mut far).unwrap();
+    let (e, s) = rig.exposed(64, 1, Grant::PeerReads);
+    // The device tells both; port 2 is that of the second.
+    rig.plan.inject_event(rig.owner.queue_pair().unwrap(), AsyncEvent::PortDown(2));
+    plan.inject_event(second.queue_pair().unwrap(), AsyncEvent::PortDown(2));
+    rig.settle();
+    settle(rig.now, &mut [&mut second, &mut far]).unwrap();
+    assert!(!second.port_is_up(2) && second.port_is_up(1));
+    assert!(rig.owner.port_is_up(1));
+    assert_eq!(rig.peer_read(&s, 0, 64).unwrap(), [1; 64], "port 1 works on");
+    assert_eq!((rig.owner.state(), second.state()), (&State::Up, &State::Up));
+    rig.back(e);
+    plan.inject_event(second.queue_pair().unwrap(), AsyncEvent::PortUp(2));
+    settle(rig.now, &mut [&mut second, &mut far]).unwrap();
+    assert!(second.port_is_up(2));
+    second.send(b"back again", Reply::InvalidatesNothing).unwrap();
+    settle(rig.now, &mut [&mut second, &mut far]).unwrap();
+    assert_eq!(far.messages_waiting(), 1);
 }

@@ -82,7 +82,15 @@ impl<D: Device, S: MemReg> Transport<D, S> {
                 AsyncEvent::QpFatal(_) | AsyncEvent::CqOverrun(_) => {
                     self.poison(DownCause::DeviceEvent);
                 }
-                AsyncEvent::PortDown(_) | AsyncEvent::PortUp(_) => {}
+                // Nothing is taken down: the device tries again what is under way, and if the port
+                // stays down, that ends in an error of its own.
+                AsyncEvent::PortDown(port) => {
+                    tracing::warn!(port, "port down");
+                    self.ports_down.insert(port);
+                }
+                AsyncEvent::PortUp(port) => {
+                    self.ports_down.remove(&port);
+                }
             }
         }
     }

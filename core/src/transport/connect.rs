@@ -12,6 +12,7 @@ use crate::error::ApiMisuse;
 use crate::memreg::{MemReg, WrBatch};
 use crate::sizing::{Ask, KeyScope, Limits, check_messages};
 use crate::types::Grant;
+use std::collections::BTreeSet;
 
 /// What to open.
 #[derive(Clone, Copy, Debug)]
@@ -75,6 +76,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             drain_forced: false,
             cause: None,
             sentinel_seen: false,
+            ports_down: BTreeSet::new(),
             drain_limit_ns: options.drain_limit_ns,
             rnr_retry: options.rnr_retry,
             ask_inline: 0,
@@ -184,6 +186,8 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         self.peer = None;
         self.cause = None;
         self.sentinel_seen = false;
+        // What happened while there was no QP was told to nobody.
+        self.ports_down.clear();
         if let Err(e) = self.new_qp().and_then(|()| self.ready()) {
             // Windows first: they belong to this QP.
             self.destroy_windows();

@@ -40,6 +40,7 @@ use crate::sizing::Limits;
 use crate::types::{CqId, Epoch, PdId, QpId, Tick};
 use error::DownCause;
 use exchange::Messages;
+use std::collections::BTreeSet;
 
 /// Where a transport stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,6 +78,8 @@ pub struct Transport<D: Device, S: MemReg> {
     /// While draining: why.
     cause: Option<DownCause>,
     sentinel_seen: bool,
+    /// Ports that the device has said are down, for this QP.
+    ports_down: BTreeSet<u8>,
     drain_limit_ns: u64,
     rnr_retry: u8,
     /// Inline bytes to ask of a QP; what the first one was made with.
@@ -143,6 +146,15 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     #[must_use]
     pub fn queue_pair(&self) -> Option<QpId> {
         self.eng.qp
+    }
+
+    /// Whether the device has said nothing to the contrary of a port of it since the QP was made.
+    ///
+    /// A port that is down costs only the connections that go through it, and those only when the
+    /// device gives up on a WR: until then it may come back.
+    #[must_use]
+    pub fn port_is_up(&self, port: u8) -> bool {
+        !self.ports_down.contains(&port)
     }
 
     /// The PD of its QP and of every registration.
