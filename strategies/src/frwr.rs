@@ -215,6 +215,7 @@ impl Frwr {
             Ok(new) => self.pool.add(new, kind),
             Err(e) => {
                 self.counters.orphaned += 1;
+                self.pool.give_up(kind);
                 tracing::warn!(strategy = "frwr", error = %e, "region not replaced");
                 return Err(e);
             }
@@ -320,7 +321,9 @@ impl MemReg for Frwr {
                 // would end it again (D-02).
                 Some(State::FlushedFr | State::FlushedLi) => {
                     ctl.dereg(region).map_err(|_| Poison("a region of unknown key did not end"))?;
-                    self.pool.forget(region);
+                    if let Some(kind) = self.pool.forget(region) {
+                        self.pool.give_up(kind);
+                    }
                     self.counters.ended += 1;
                 }
                 Some(State::Invalid) => return Err(Poison("a live region is in the free list")),
@@ -350,7 +353,6 @@ impl MemReg for Frwr {
 
     fn recover(&mut self, ctl: &mut dyn Control, budget: usize) -> Result<usize, DeviceError> {
         let Some(mechanism) = self.mechanism else { return Ok(0) };
-        let before = KINDS.map(|kind| self.pool.total(kind));
         let mut rebuilt = 0;
         while rebuilt < budget {
             let Some((region, kind)) = self.pool.next_condemned() else { break };
@@ -363,10 +365,11 @@ impl MemReg for Frwr {
             self.replace(ctl, mechanism, kind)?;
             rebuilt += 1;
         }
-        // A new region can take over the id's slot of another one that the engine has ended by
-        // itself, and with it that one's place in the pool: it is made up for here.
-        for (kind, before) in KINDS.into_iter().zip(before) {
-            while rebuilt < budget && self.pool.total(kind) < before {
+        // A new region can take over the slot of another id that the engine has ended by itself, in
+        // this call or in an earlier one, and with it that one's place in the pool: it is made up
+        // for here.
+        for kind in KINDS {
+            while rebuilt < budget && self.pool.missing(kind) > 0 {
                 self.replace(ctl, mechanism, kind)?;
                 rebuilt += 1;
             }

@@ -116,19 +116,21 @@ fn rec_w1_rec_w2_rebuilding_waits_for_its_owner_and_keeps_to_the_budget() {
     };
     made(&rig);
     let s = rig.owner.strategy().stats();
-    assert_eq!((s.busy, s.recovered), (0, 0));
+    assert_eq!((s.busy, s.condemned, s.recovered), (0, 10, 0));
     rig.settle();
     assert_eq!(made(&rig), 0, "poll rebuilds nothing");
-    let mut left = s.condemned;
-    assert!(left > 0);
-    while left > 0 {
+    let mut steps = vec![];
+    loop {
         let rebuilt = rig.owner.recover(3).unwrap();
-        assert!(rebuilt > 0 && rebuilt <= 3);
         assert_eq!(made(&rig), rebuilt);
-        left = rig.owner.strategy().stats().condemned;
+        if rebuilt == 0 {
+            break;
+        }
+        steps.push(rebuilt);
     }
+    assert_eq!(steps, [3, 3, 3, 1], "all of them, a budget at a time");
     let s = rig.owner.strategy().stats();
-    assert_eq!((s.busy, s.orphaned), (0, 0));
+    assert_eq!((s.busy, s.condemned, s.recovered, s.orphaned), (0, 0, 10, 0));
     assert_eq!(s.free, rig.node.counters().fast_mrs, "every region that exists is idle");
     rig.assert_clean();
 }

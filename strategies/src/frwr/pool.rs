@@ -40,6 +40,8 @@ pub(super) struct Pool {
     regions: SecondaryMap<RegionId, Region>,
     free: [VecDeque<RegionId>; 2],
     total: [usize; 2],
+    /// The most there have been, less what was given up: what `recover` goes back to.
+    peak: [usize; 2],
     condemned: VecDeque<RegionId>,
 }
 
@@ -57,7 +59,19 @@ impl Pool {
         } else {
             self.total[slot(kind)] += 1;
         }
+        self.peak[slot(kind)] = self.peak[slot(kind)].max(self.total[slot(kind)]);
         self.free[slot(kind)].push_back(region);
+    }
+
+    /// A region that has ended is not made up for.
+    pub(super) fn give_up(&mut self, kind: FastMrKind) {
+        let least = self.total[slot(kind)];
+        self.peak[slot(kind)] = self.peak[slot(kind)].saturating_sub(1).max(least);
+    }
+
+    /// Regions of `kind` that are missing, because newer ones have taken over their ids' slots.
+    pub(super) fn missing(&self, kind: FastMrKind) -> usize {
+        self.peak[slot(kind)].saturating_sub(self.total[slot(kind)])
     }
 
     /// Strikes regions from the lists that are no longer in the table.
@@ -136,15 +150,16 @@ impl Pool {
         }
     }
 
-    /// Drops a region that has ended; its id never comes back.
-    pub(super) fn forget(&mut self, region: RegionId) {
-        let Some(r) = self.regions.remove(region) else { return };
+    /// Drops a region that has ended, and returns its kind; its id never comes back.
+    pub(super) fn forget(&mut self, region: RegionId) -> Option<FastMrKind> {
+        let r = self.regions.remove(region)?;
         self.total[slot(r.kind)] -= 1;
         match r.state {
             State::Invalid => self.free[slot(r.kind)].retain(|&f| f != region),
             State::Valid => {}
             State::FlushedFr | State::FlushedLi => self.condemned.retain(|&c| c != region),
         }
+        Some(r.kind)
     }
 
     pub(super) fn state(&self, region: RegionId) -> Option<State> {
