@@ -1,6 +1,6 @@
 //! Planted defects, to see that the tests would find them.
 //!
-//! [`mutant!`] is the constant `false` unless the crate is built with `--cfg mutants`. There the
+//! `mutant!` is the constant `false` unless the crate is built with `--cfg mutants`. There the
 //! environment variable `MEMREG_TEST_MUTANT` names the one defect that is active.
 
 /// Whether the planted defect of this name is active; constant false in every ordinary build.
