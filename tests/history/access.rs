@@ -3,11 +3,11 @@
 use crate::rig::Rig;
 use memreg_core::DmaBuf;
 use memreg_core::device::trace::Call;
-use memreg_core::device::{Caps, WcStatus};
+use memreg_core::device::{Caps, Wc, WcStatus, WcSuccess};
 use memreg_core::sizing::Ask;
 use memreg_core::transport::error::DownCause;
 use memreg_core::transport::{Buffers, ExposureState, NoReply, Reply, State};
-use memreg_core::types::{Grant, Segment};
+use memreg_core::types::{Grant, Segment, WrId};
 use memreg_strategies::{Frwr, Physical};
 
 /// In each round the cancel meets the reply at another moment: before it is sent, on its way,
@@ -148,6 +148,26 @@ fn h_66_unknown_and_dead_keys_that_a_peer_invalidates_cost_its_connection() {
         assert_eq!(back[..], [5; 64]);
         rig.assert_clean();
     }
+}
+
+#[test]
+fn h_66_a_completion_that_names_another_tag_is_no_fence() {
+    let mut rig = Rig::frwr();
+    let (e, s) = rig.exposed(64, 0, Grant::PeerWrites);
+    // The first receive of this connection completes, and with it a key that was never granted.
+    let wr_id = WrId(u64::from(rig.owner.epoch().0) << 48 | 2 << 40);
+    let qp = rig.owner.queue_pair().unwrap();
+    let invalidated = Some(s.rkey.next_tag());
+    let wc = Wc::Success(WcSuccess { wr_id, qp, byte_len: 0, invalidated });
+    rig.plan.inject_wc(rig.owner.completion_queue(), wc);
+    rig.owner.poll(rig.now).unwrap();
+    assert_eq!(rig.owner.stats().remote_invalidations_bad, 1);
+    assert_eq!(rig.owner.state(), &State::Draining);
+    let refused = rig.owner.reclaim(e).unwrap_err();
+    assert_eq!(rig.node.counters().fast_mrs_valid, 1, "the device still has the key");
+    rig.settle();
+    rig.owner.reclaim(refused.exposed).unwrap();
+    rig.assert_clean();
 }
 
 #[test]

@@ -6,12 +6,14 @@ use memreg_core::DmaBuf;
 use memreg_core::device::fault::{FaultPlan, Faulty};
 use memreg_core::device::sim::{Fabric, SimDevice};
 use memreg_core::device::trace::Call;
-use memreg_core::device::{AsyncEvent, Caps, Device, Wc, WcError, WcStatus};
+use memreg_core::device::{AsyncEvent, Caps, Device, Wc, WcError, WcStatus, WcSuccess};
 use memreg_core::drive::{connect_pair, settle};
 use memreg_core::error::Disposition;
 use memreg_core::sizing::Ask;
 use memreg_core::transport::error::DownCause;
-use memreg_core::transport::{Exposed, NoReply, OpenOptions, Reply, State, Transport};
+use memreg_core::transport::{
+    Exposed, ExposureState, NoReply, OpenOptions, Reply, State, Transport,
+};
 use memreg_core::types::{Grant, SegmentError, Tick};
 use memreg_strategies::Frwr;
 
@@ -123,6 +125,32 @@ fn b81_rec_04_four_states_at_disconnect_are_told_apart() {
             rig.owner.reclaim(e).unwrap();
         }
     }
+    rig.assert_clean();
+}
+
+#[test]
+fn h_02_a_completion_of_the_last_connection_fences_nothing_in_this_one() {
+    let mut rig = Rig::frwr();
+    let revoking = |rig: &mut Rig<Frwr>| {
+        let (e, _) = rig.exposed(64, 0, Grant::PeerWrites);
+        rig.trace.take();
+        rig.owner.revoke(&e, NoReply::Unmarked).unwrap();
+        (e, posts(&rig.trace.take())[0][0].wr_id)
+    };
+    let (old, wr_id) = revoking(&mut rig);
+    rig.reconnect();
+    rig.owner.reclaim(old).unwrap();
+    // The same calls again: the same places in the queue.
+    let (e, again) = revoking(&mut rig);
+    assert_ne!(wr_id, again);
+    let qp = rig.owner.queue_pair().unwrap();
+    let late = Wc::Success(WcSuccess { wr_id, qp, byte_len: 0, invalidated: None });
+    rig.plan.inject_wc(rig.owner.completion_queue(), late);
+    rig.owner.poll(rig.now).unwrap();
+    assert_eq!(rig.owner.stats().wcs_stale, 1);
+    assert_eq!(rig.owner.exposure_state(&e), Ok(ExposureState::Revoking));
+    rig.settle();
+    rig.owner.reclaim(e).unwrap();
     rig.assert_clean();
 }
 
