@@ -5,6 +5,8 @@
 
 mod any;
 mod caps;
+#[cfg(test)]
+mod differential;
 mod error;
 pub mod fault;
 pub mod sim;

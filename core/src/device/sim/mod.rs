@@ -16,6 +16,8 @@
 //!   are no atomics and no shared receive queues.
 //! - A SEND_WITH_INV whose key is refused delivers no byte; on real devices the receive's memory is
 //!   undefined.
+//! - A LOCAL_INV of a key that is not bound on the QP is accepted and fails when it runs; verbs
+//!   devices refuse it when it is posted, since the kernel may not survive it.
 //! - A receive's slot is free once its WC is polled; some devices free it when the message arrives.
 //! - Removing a device ends its mappings only when they are unmapped, but nothing runs on it.
 

@@ -7,7 +7,15 @@ use std::borrow::Cow;
 ///
 /// # Divergence
 /// A profile gives the software device the numbers of another device, not its behaviour: no profile
-/// has that device's quirks.
+/// has that device's quirks. Those of rxe, which the tests that compare the two go by:
+/// - the bounds of a window are not enforced, only those of its parent;
+/// - a window can be bound onto an MR of another PD;
+/// - a peer can invalidate a window that is bound on another QP;
+/// - a message longer than the receive ends in a remote operation error (11) for its sender, where
+///   the specification has a remote invalid request error (9);
+/// - a WR under an lkey that no MR has ends in a local QP operation error (2), not in a local
+///   protection error (4);
+/// - the sink of a READ is checked when the answer arrives, so a refusal by the peer comes first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Profile {
     /// The name in the configuration.

@@ -41,3 +41,5 @@ mod windows;
 pub use handle::{VerbsDevice, VerbsObjects};
 pub use host::{DeviceStatus, Found, Host};
 pub use open::{OpenError, PortInfo, PortState, VerbsOptions, devices};
+#[cfg(test)]
+pub(super) use tests::device as test_device;

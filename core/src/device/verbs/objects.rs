@@ -389,6 +389,7 @@ fn path_mtu(bytes: u16) -> ffi::ibv_mtu {
 const FAULT: i32 = errno::EFAULT;
 /// 4.096 us * 2^14 = 67 ms to wait for an answer.
 const ACK_TIMEOUT: u8 = 14;
-const RETRIES: u8 = 7;
+/// One less than there may be: rdma_rxe takes 7 as without end, and never gives a dead peer up.
+const RETRIES: u8 = 6;
 /// 12 = 0.64 ms before the sender tries again.
 const RNR_TIMER: u8 = 12;

@@ -5,3 +5,5 @@ mod access;
 mod recovery;
 mod rig;
 mod window;
+
+pub(in crate::device) use rig::device;

@@ -12,7 +12,7 @@ use crate::types::{Access, CqId, DmaAddr, PdId, QpId, Rkey, WrId};
 use std::time::{Duration, Instant};
 
 /// The device that the environment names.
-pub(super) fn device() -> Option<VerbsDevice> {
+pub(in crate::device) fn device() -> Option<VerbsDevice> {
     let required = std::env::var("MEMREG_TEST_REQUIRE_RDMA").is_ok_and(|v| v == "1");
     let Ok(name) = std::env::var("MEMREG_TEST_RDMA_DEV") else {
         assert!(!required, "MEMREG_TEST_REQUIRE_RDMA=1 and no MEMREG_TEST_RDMA_DEV");
