@@ -1,0 +1,84 @@
+//! What granting and revoking costs through the whole stack, for `tests/rdma/icount`.
+
+use crate::pair::{Side, device};
+use memreg_core::drive::connect_pair;
+use memreg_core::sizing::Ask;
+use memreg_core::transport::{Buffers, Exposed, ExposureState, NoReply, OpenOptions};
+use memreg_core::{DmaBuf, Grant, Tick, Transport};
+use memreg_strategies::{Fmr, Frwr, Strategy};
+use std::time::Instant;
+
+/// Regions of one exposure.
+const EACH: usize = 16;
+
+#[test]
+#[ignore = "prints a cost"]
+fn p3_frwr_grants_and_revokes_in_chains() {
+    let Some(dev) = device() else { return };
+    let rounds = std::env::var("MEMREG_TEST_ROUNDS").map_or(100, |n| n.parse().unwrap());
+    let ask = Ask {
+        max_payload_bytes: (EACH as u64) * 4096,
+        credits: 8,
+        ranges_per_request: EACH as u32,
+        ..Ask::default()
+    };
+    let options = OpenOptions { ask, ..OpenOptions::default() };
+    let open = |s: Strategy| Transport::open(dev.clone(), s, &options).unwrap();
+    let (mut owner, mut peer) = (open(Frwr::new().into()), open(Fmr::new().into()));
+    connect_pair(&mut owner, &mut peer).unwrap();
+    for chain in [16, 64] {
+        let new = || (DmaBuf::new(4096).unwrap(), 0..4096);
+        let mut buffers: Vec<Buffers> =
+            (0..chain / EACH).map(|_| (0..EACH).map(|_| new()).collect()).collect();
+        let mut samples: Vec<u64> = vec![];
+        let mut parts: [Vec<u64>; PARTS.len()] = Default::default();
+        // The first rounds make the parents' registrations and fill the pools.
+        for round in 0..rounds + 10 {
+            let start = Instant::now();
+            let took = turn(&mut owner, &mut buffers);
+            let ns = u64::try_from(start.elapsed().as_nanos()).unwrap();
+            if round >= 10 {
+                samples.push(ns);
+                parts.iter_mut().zip(took).for_each(|(all, one)| all.push(one));
+            }
+        }
+        let each = |mut samples: Vec<u64>| {
+            samples.sort_unstable();
+            samples[samples.len() / 2] / chain as u64
+        };
+        println!("@stack chain {chain} {}", each(samples));
+        for (name, part) in PARTS.iter().zip(parts) {
+            println!("@stack part of {chain} {name} {}", each(part));
+        }
+    }
+}
+
+const PARTS: [&str; 4] = ["expose", "flush", "revoke", "poll-and-reclaim"];
+
+/// Everything exposed with one post; each exposure revoked with one. Returns what each part took.
+fn turn(owner: &mut Side, buffers: &mut Vec<Buffers>) -> [u64; PARTS.len()] {
+    let mut at = Instant::now();
+    let mut lap = || {
+        let took = u64::try_from(at.elapsed().as_nanos()).unwrap();
+        at = Instant::now();
+        took
+    };
+    let mut exposed: Vec<Exposed> = Vec::with_capacity(4);
+    for list in buffers.drain(..) {
+        exposed.push(owner.expose(list, Grant::PeerWrites).unwrap());
+    }
+    let expose = lap();
+    owner.flush().unwrap();
+    let flush = lap();
+    for e in &exposed {
+        owner.revoke(e, NoReply::Unmarked).unwrap();
+    }
+    let revoke = lap();
+    for e in exposed {
+        while owner.exposure_state(&e).unwrap() != ExposureState::Fenced {
+            owner.poll(Tick(0)).unwrap();
+        }
+        buffers.push(owner.reclaim(e).unwrap());
+    }
+    [expose, flush, revoke, lap()]
+}
