@@ -97,6 +97,11 @@ impl SendRing {
         self.entries.len()
     }
 
+    /// WRs whose completion the device owes.
+    pub(crate) fn owed(&self) -> usize {
+        self.entries.iter().filter(|e| e.signaled).count()
+    }
+
     /// WRs that no later signal covers yet.
     pub(crate) fn unsignaled(&self) -> usize {
         self.unsignaled

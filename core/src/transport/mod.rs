@@ -175,6 +175,12 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         (self.eng.ring.outstanding(), self.eng.ring.depth())
     }
 
+    /// Completions of the send queue that the device owes, for those who wait for hardware.
+    #[must_use]
+    pub fn completions_owed(&self) -> usize {
+        self.eng.ring.owed()
+    }
+
     /// Delivers what the strategy has not heard; a strategy that gives up costs the connection.
     fn deliver(&mut self) {
         while let Some((region, event)) = self.eng.events.pop_front() {

@@ -1,8 +1,8 @@
 //! The books of a check: what was lent, what came back, and what is left on the devices.
 
+use crate::machine::{Node, counters};
 use crate::verdict::{Verdict, ensure, ensure_eq};
-use memreg_core::device::Device;
-use memreg_core::device::sim::SimDevice;
+use memreg_core::device::{AnyDevice, Device};
 use memreg_core::memreg::RegionId;
 use memreg_core::transport::{KeyEvent, Ledger, LedgerEvent};
 use memreg_core::{MemReg, Transport};
@@ -24,8 +24,8 @@ pub(crate) struct Books {
 
 impl Books {
     /// Opens the books of an owner that has exposed nothing yet.
-    pub(crate) fn open(owner: &SimDevice, _peer: &SimDevice) -> Books {
-        let c = owner.counters();
+    pub(crate) fn open(owner: &AnyDevice) -> Books {
+        let c = counters(owner);
         Books {
             lent: 0,
             returned: 0,
@@ -49,7 +49,7 @@ impl Books {
         ensure_eq!(stats.bytes_leaked, 0, "bytes leaked");
         ensure_eq!(stats.regions_leaked_now, 0, "regions whose key could not be destroyed");
         every_grant_has_one_end(owner.ledger())?;
-        let c = owner.device().node().counters();
+        let c = counters(owner.device().node());
         ensure_eq!(c.fast_mrs_valid, 0, "keys that are valid on the device");
         let mapped = (c.mapped_ranges, c.mapped_bytes);
         ensure_eq!(mapped, (self.mapped_ranges, self.mapped_bytes), "ranges and bytes mapped");
@@ -66,14 +66,14 @@ impl Books {
     }
 }
 
-/// A device that has a software node inside.
+/// A device that has a node inside.
 pub(crate) trait Counted {
     /// The node.
-    fn node(&self) -> &SimDevice;
+    fn node(&self) -> &AnyDevice;
 }
 
-impl Counted for memreg_core::device::fault::Faulty<SimDevice> {
-    fn node(&self) -> &SimDevice {
+impl Counted for Node {
+    fn node(&self) -> &AnyDevice {
         self.inner()
     }
 }
@@ -102,8 +102,8 @@ fn every_grant_has_one_end(ledger: &Ledger) -> Verdict {
 }
 
 /// No object and no mapping is left on the device of a closed transport.
-pub(crate) fn nothing_left(who: &str, device: &SimDevice) -> Verdict {
-    let c = device.counters();
+pub(crate) fn nothing_left(who: &str, device: &AnyDevice) -> Verdict {
+    let c = counters(device);
     let left = [
         ("PDs", c.pds),
         ("CQs", c.cqs),

@@ -23,6 +23,7 @@
 mod audit;
 mod checks;
 mod initiator;
+mod machine;
 mod pair;
 mod report;
 mod subject;

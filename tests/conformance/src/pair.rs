@@ -2,20 +2,19 @@
 
 use crate::audit::Books;
 use crate::initiator::Initiator;
+use crate::machine::{Node, counters, software};
 use crate::verdict::{Because, Stop, Verdict, ensure, ensure_eq, fail};
 use memreg_core::device::fault::{FaultPlan, Faulty};
-use memreg_core::device::sim::{Fabric, SimCounters, SimDevice};
-use memreg_core::device::{Caps, WcStatus};
+use memreg_core::device::sim::SimCounters;
+use memreg_core::device::{AnyDevice, WcStatus};
 use memreg_core::drive::{Driven, connect_pair};
 use memreg_core::sizing::Ask;
 use memreg_core::transport::{
-    Buffers, ExposureState, NoReply, OpenOptions, Received, Reply, State,
+    Buffers, ExposureState, LocalDone, LocalOp, NoReply, OpenOptions, Received, Reply, State,
 };
 use memreg_core::{DmaBuf, Exposed, Grant, MemReg, Segment, Tick, Transport};
 use std::ops::Range;
-
-/// The owner's and the peer's device: a software node that can be made to go wrong.
-pub(crate) type Node = Faulty<SimDevice>;
+use std::time::{Duration, Instant};
 
 /// Two connected transports.
 pub(crate) struct Pair<S: MemReg> {
@@ -41,16 +40,27 @@ pub(crate) enum Reach {
 /// How long a drain waits before it destroys the QP.
 pub(crate) const DRAIN_LIMIT_NS: u64 = 1_000;
 
+/// A real device is at rest when nothing has happened for this long.
+const QUIET: Duration = Duration::from_millis(2);
+/// Longer than a connection tries to reach a peer that is gone.
+const RETRIES: Duration = Duration::from_secs(20);
+/// How long a completion may take that is owed.
+const PATIENCE: Duration = Duration::from_millis(500);
+
 /// Rounds without end are a failure, not a hang.
 const ROUNDS: usize = 100_000;
 
 impl<S: MemReg> Pair<S> {
     /// Opens and connects both.
-    pub(crate) fn open(strategy: S, caps: &Caps, ask: &Ask) -> Result<Pair<S>, Stop> {
-        let fabric = Fabric::new(1);
+    pub(crate) fn open(
+        strategy: S,
+        owner: AnyDevice,
+        peer: AnyDevice,
+        ask: &Ask,
+    ) -> Result<Pair<S>, Stop> {
         let plan = FaultPlan::new();
-        let owner = Faulty::new(fabric.add_node("owner", caps.clone()), plan.clone());
-        let peer = Faulty::new(fabric.add_node("peer", caps.clone()), FaultPlan::new());
+        let owner = Faulty::new(owner, plan.clone());
+        let peer = Faulty::new(peer, FaultPlan::new());
         // A message must hold the wire form of every segment of an exposure.
         let most = (memreg_core::memreg::MAX_REGIONS * Segment::WIRE_LEN) as u32;
         let max_message_bytes = ask.max_message_bytes.max(most);
@@ -59,7 +69,7 @@ impl<S: MemReg> Pair<S> {
         let options = OpenOptions { ask, drain_limit_ns, ..OpenOptions::default() };
         let mut owner = Transport::open(owner, strategy, &options).because("opening the owner")?;
         let mut peer = Transport::open(peer, Initiator, &options).because("opening the peer")?;
-        let books = Books::open(owner.device().inner(), peer.device().inner());
+        let books = Books::open(owner.device().inner());
         connect_pair(&mut owner, &mut peer).because("connecting")?;
         Ok(Pair { owner, peer, plan, books, now: Tick(0), peer_alive: true })
     }
@@ -76,11 +86,19 @@ impl<S: MemReg> Pair<S> {
 
     /// Counters of the owner's node.
     pub(crate) fn node(&self) -> SimCounters {
-        self.owner.device().inner().counters()
+        counters(self.owner.device().inner())
+    }
+
+    /// Whether nobody can look into the devices, and they run by themselves.
+    pub(crate) fn is_real(&self) -> bool {
+        software(self.owner.device().inner()).is_none()
     }
 
     /// Drives both until nothing happens any more.
     pub(crate) fn settle(&mut self) -> Verdict {
+        if self.is_real() {
+            return self.settle_real();
+        }
         let mut idle = 0;
         for _ in 0..ROUNDS {
             let mut any = self.owner.drive(self.now).because("driving the owner")?;
@@ -94,6 +112,27 @@ impl<S: MemReg> Pair<S> {
             }
         }
         fail(format!("still busy after {ROUNDS} rounds, owner {:?}", self.owner))
+    }
+
+    /// As `settle`, where things take time: until no completion is owed and nothing has happened
+    /// for a while. A completion that a fault has swallowed is not waited for without end.
+    #[allow(clippy::disallowed_methods, reason = "a real device runs by itself")]
+    fn settle_real(&mut self) -> Verdict {
+        let start = Instant::now();
+        let mut last = start;
+        loop {
+            let mut any = self.owner.drive(self.now).because("driving the owner")?;
+            any |= self.peer.drive(self.now).because("driving the peer")?;
+            let now = Instant::now();
+            if any {
+                last = now;
+            }
+            let owed = self.owner.completions_owed() + self.peer.completions_owed();
+            let quiet = now.duration_since(last);
+            if quiet > QUIET && (owed == 0 || quiet > PATIENCE) {
+                return Ok(());
+            }
+        }
     }
 
     /// Moves `buffers` in.
@@ -236,6 +275,9 @@ impl<S: MemReg> Pair<S> {
             Grant::PeerReads => self.read(&forged, 0, len)?,
         };
         ensure_eq!(reach, Reach::Refused(WcStatus::RemAccessErr), "{what}");
+        if self.is_real() {
+            return Ok(());
+        }
         let after = self.node();
         ensure_eq!(after.remote_refusals, before.remote_refusals + 1, "{what}: refusals counted");
         let moved = (after.bytes_written, after.bytes_read);
@@ -262,9 +304,26 @@ impl<S: MemReg> Pair<S> {
         self.owner.exposure_state(exposed).because("state of an exposure")
     }
 
+    /// Waits until the peer has a message, if one is on its way.
+    pub(crate) fn await_message(&mut self) -> Verdict {
+        self.settle_until(|pair| pair.peer.messages_waiting() > 0)
+    }
+
+    /// Settles once, and on a real device again until `done`: a peer's retries, and what the other
+    /// end of a connection hears of a refusal, take milliseconds.
+    #[allow(clippy::disallowed_methods, reason = "a real device runs by itself")]
+    fn settle_until(&mut self, done: impl Fn(&Self) -> bool) -> Verdict {
+        let start = Instant::now();
+        self.settle()?;
+        while self.is_real() && !done(self) && start.elapsed() < RETRIES {
+            self.settle()?;
+        }
+        Ok(())
+    }
+
     /// Waits until the owner is down.
     pub(crate) fn wait_down(&mut self) -> Verdict {
-        self.settle()?;
+        self.settle_until(|pair| matches!(pair.owner.state(), State::Down(_)))?;
         let down = matches!(self.owner.state(), State::Down(_));
         ensure!(down, "the owner is {:?}, not down", self.owner.state());
         Ok(())
@@ -321,6 +380,27 @@ impl<S: MemReg> Pair<S> {
             crate::audit::nothing_left("peer", &b)?;
         }
         Ok(())
+    }
+}
+
+/// The peer's access to an owner that is not there any more, once it has ended.
+#[allow(clippy::disallowed_methods, reason = "a real device runs by itself")]
+pub(crate) fn alone(
+    peer: &mut Transport<Node, Initiator>,
+    now: Tick,
+    mut op: LocalOp,
+) -> Result<LocalDone, Stop> {
+    let start = Instant::now();
+    loop {
+        while peer.drive(now).because("driving the peer")? {}
+        match peer.take(op) {
+            Ok(done) => return Ok(done),
+            // Retries take a while before a real device gives up.
+            Err(e) if software(peer.device().inner()).is_some() || start.elapsed() > RETRIES => {
+                return Err(e).because("the peer's access");
+            }
+            Err(e) => op = e.op,
+        }
     }
 }
 

@@ -1,9 +1,10 @@
 //! What is under test.
 
 use crate::pair::Pair;
-use crate::verdict::Stop;
+use crate::verdict::{Stop, skip};
 use memreg_core::MemReg;
-use memreg_core::device::Caps;
+use memreg_core::device::sim::Fabric;
+use memreg_core::device::{AnyDevice, Caps, Device};
 use memreg_core::sizing::Ask;
 
 /// A strategy on a kind of device.
@@ -14,6 +15,8 @@ pub struct Subject<S> {
     pub caps: Caps,
     /// The sizes asked for.
     pub ask: Ask,
+    /// Opens a real device for one end; `None`: a software node of these attributes.
+    open: Option<fn() -> AnyDevice>,
     make: Box<dyn Fn() -> S>,
 }
 
@@ -28,13 +31,22 @@ impl<S: MemReg> Subject<S> {
             danger_trust_peer: true,
             ..Ask::default()
         };
-        Subject { label: label.into(), caps, ask, make: Box::new(make) }
+        Subject { label: label.into(), caps, ask, open: None, make: Box::new(make) }
     }
 
     /// The same subject with other sizes.
     #[must_use]
     pub fn with_ask(mut self, ask: Ask) -> Subject<S> {
         self.ask = ask;
+        self
+    }
+
+    /// The same subject on a device that `open` opens anew for each end, and whose attributes are
+    /// as they are. Checks that need to look inside are skipped.
+    #[must_use]
+    pub fn on(mut self, open: fn() -> AnyDevice) -> Subject<S> {
+        self.caps = open().caps();
+        self.open = Some(open);
         self
     }
 
@@ -45,7 +57,18 @@ impl<S: MemReg> Subject<S> {
 
     /// A fresh pair with other sizes.
     pub(crate) fn pair_with(&self, caps: &Caps, ask: &Ask) -> Result<Pair<S>, Stop> {
-        Pair::open((self.make)(), caps, ask)
+        let (owner, peer) = match self.open {
+            Some(_) if *caps != self.caps => {
+                return skip("the limits of a real device are its own");
+            }
+            Some(open) => (open(), open()),
+            None => {
+                let fabric = Fabric::new(1);
+                let owner = fabric.add_node("owner", caps.clone());
+                (owner.into(), fabric.add_node("peer", caps.clone()).into())
+            }
+        };
+        Pair::open((self.make)(), owner, peer, ask)
     }
 }
 

@@ -241,9 +241,7 @@ pub(super) fn forgotten_handle_leaks_nothing<S: MemReg>(subject: &Subject<S>) ->
     drop(pair.owner);
     let first = *segments.first().because("no segment")?;
     let op = pair.peer.write(&first, 0, forged).because("the peer's write")?;
-    while peer.step() {}
-    pair.peer.poll(pair.now).because("poll")?;
-    let done = pair.peer.take(op).because("the peer's write")?;
+    let done = crate::pair::alone(&mut pair.peer, pair.now, op)?;
     let status = done.result.map_err(|e| e.wc.status);
     ensure!(status.is_err(), "the peer writes after the owner has closed");
     ensure!(status != Err(WcStatus::Success), "an error WC says success");
