@@ -53,7 +53,8 @@ impl World {
             }
             Fault::SwallowLateSends => plan.swallow_sends_in_error(rng.u32(..3) > 0),
             Fault::StaleWc => {
-                let wc = stale_wc(rng.u64(..), side.t.epoch().0, rng.bool());
+                let seq = rng.u64(..=side.t.stats().wrs);
+                let wc = stale_wc(seq, side.t.epoch().0, rng.bool());
                 plan.inject_wc(side.t.completion_queue(), wc);
             }
             Fault::QpToErr => {
@@ -102,14 +103,14 @@ fn is_error(wc: &Wc) -> bool {
     !wc.is_success()
 }
 
-/// A completion that no WR of this epoch can have.
-fn stale_wc(bits: u64, epoch: u32, success: bool) -> Wc {
-    // The engine keeps the epoch in the upper 16 bits of a cookie.
+/// A completion of an earlier epoch, of a WR whose number may well be outstanding now.
+fn stale_wc(seq: u64, epoch: u32, success: bool) -> Wc {
+    // A cookie has the epoch in its upper 16 bits, then the queue (1: send), then the number.
     let other = u64::from(epoch.wrapping_sub(1) & 0xffff);
-    let wr_id = WrId((bits & 0x0000_03ff_ffff_ffff) | (other << 48));
-    let qp = QpId(bits as u32 & 0xff_ffff);
+    let wr_id = WrId((other << 48) | (1 << 40) | seq);
+    let qp = QpId(1);
     if success {
-        Wc::Success(WcSuccess { wr_id, qp, byte_len: bits as u32, invalidated: None })
+        Wc::Success(WcSuccess { wr_id, qp, byte_len: 0, invalidated: None })
     } else {
         Wc::Error(WcError { wr_id, status: WcStatus::GeneralErr, qp, vendor_err: 0 })
     }

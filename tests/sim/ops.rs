@@ -253,6 +253,11 @@ impl World {
         };
         let r = me.t.revoke(&lent.handle, reply);
         note!(self.log, "  {}: {r:?}", lent.serial);
+        let unproven = lent.marked && matches!(reply, NoReply::Unmarked);
+        let waits = !unproven || lent.state != ExposureState::Exposed || r.is_err();
+        // What is fenced already, or down, has no key that a reply could meet.
+        let open = me.t.exposure_state(&lent.handle) == Ok(ExposureState::Revoking);
+        assert!(waits || !open, "rule 5: a key was invalidated while its reply may still come");
         let reserved = !matches!(r, Err(Refusal::QueueFull { .. } | Refusal::NeverFits { .. }));
         assert!(reserved, "rule 7: no slot for a fence");
     }
@@ -430,8 +435,11 @@ impl World {
         }
     }
 
-    /// The peer tries a key that is dead, as if it were of today.
+    /// The peer tries a key that is dead, as if it were of today, or a live one the wrong way round.
     fn stale_access(&mut self, c: usize, s: usize) {
+        if self.rng.u32(..3) == 0 {
+            return self.wrong_way(c, s);
+        }
         let (_, owner) = self.conns[c].pair(s);
         owner.book.read(owner.t.ledger());
         let epoch = owner.t.epoch();
@@ -447,6 +455,21 @@ impl World {
         }
         let key = usable[self.rng.usize(..usable.len())];
         self.forbidden(c, s, Segment { epoch, ..key });
+    }
+
+    /// The peer writes what it may read, or reads what it may write.
+    fn wrong_way(&mut self, c: usize, s: usize) {
+        let (_, owner) = self.conns[c].pair(s);
+        let epoch = owner.t.epoch();
+        let today = |l: &&Lent| l.segs[0].epoch == epoch;
+        if let Some(lent) = owner.out.iter().find(today) {
+            let grant = match lent.grant {
+                Grant::PeerReads => Grant::PeerWrites,
+                Grant::PeerWrites => Grant::PeerReads,
+            };
+            let key = Segment { grant, ..lent.segs[0] };
+            self.forbidden(c, s, key);
+        }
     }
 
     /// The peer tries a live key of another connection on the same node.
