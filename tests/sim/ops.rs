@@ -435,7 +435,7 @@ impl World {
         }
     }
 
-    /// The peer tries a key that is dead, as if it were of today, or a live one the wrong way round.
+    /// The peer tries a key that is dead, as if it were of today, or a live one the wrong way.
     fn stale_access(&mut self, c: usize, s: usize) {
         if self.rng.u32(..3) == 0 {
             return self.wrong_way(c, s);
