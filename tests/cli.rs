@@ -99,7 +99,7 @@ const EXITS: &[(&str, i32, &[&str], &[&str])] = &[
     ("probe --set strategy.order=frwr,frw", 2, &[], &["frw", "did you mean frwr?"]),
     ("audit", 2, &[], &["TRACE"]),
     ("audit no/such.trace", 2, &[], &["no/such.trace"]),
-    ("audit Cargo.toml", 2, &[], &["Cargo.toml: not a trace", "`memreg-trace 1`"]),
+    ("audit Cargo.toml", 2, &[], &["Cargo.toml: not a trace", "`memreg-trace 1 lines=N`"]),
     ("compare --trace Cargo.toml/x", 2, &[], &["--trace Cargo.toml/x"]),
     ("config --set queues.credits", 2, &[], &["is not key=value"]),
     // 3: no suitable device or strategy

@@ -13,6 +13,7 @@ pub mod engine;
 pub mod error;
 pub mod mem;
 pub mod memreg;
+#[doc(hidden)]
 pub mod mutants;
 pub mod plugin;
 pub mod sizing;

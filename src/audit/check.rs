@@ -59,7 +59,7 @@ pub struct Audit {
 /// # Errors
 /// [`TraceError`] if it is not one; what is wrong *in* a trace is in [`Audit::violations`].
 pub fn audit(text: &str) -> Result<Audit, TraceError> {
-    let lines = parse(text)?;
+    let (promised, lines) = parse(text)?;
     let mut checker = Checker::default();
     checker.audit.complete = lines.first().is_none_or(|l| l.seq == 0);
     checker.audit.lines = lines.len();
@@ -70,6 +70,14 @@ pub fn audit(text: &str) -> Result<Audit, TraceError> {
         }
         expected = line.seq + 1;
         checker.take(line);
+    }
+    if promised != lines.len() {
+        let what = format!(
+            "the header promises {promised} lines, {} are here: cut off or put together?",
+            lines.len()
+        );
+        let seq = lines.last().map_or(0, |l| l.seq);
+        checker.audit.violations.push(Violation { seq, what });
     }
     checker.audit.live = checker.open.len();
     Ok(checker.audit)
@@ -231,7 +239,7 @@ mod tests {
     fn of(lines: &[&str]) -> Audit {
         let body: Vec<String> =
             lines.iter().enumerate().map(|(i, l)| format!("{i} 0 {l}")).collect();
-        audit(&format!("memreg-trace 1\n{}\n", body.join("\n"))).unwrap()
+        audit(&format!("memreg-trace 1 lines={}\n{}\n", body.len(), body.join("\n"))).unwrap()
     }
 
     const GRANT: &str = "granted region=1 key=0x1.1 exposure=9 wr=5";
@@ -289,8 +297,15 @@ mod tests {
 
     #[test]
     fn missing_lines_are_seen_and_a_cut_start_is_said() {
-        let a = audit("memreg-trace 1\n5 0 qp-up qp=1 epoch=1\n7 0 qp-destroyed qp=1\n").unwrap();
+        let a = audit("memreg-trace 1 lines=2\n5 0 qp-up qp=1 epoch=1\n7 0 qp-destroyed qp=1\n");
+        let a = a.unwrap();
         assert!(!a.complete);
         assert_eq!(a.violations[0].what, "line 6 is missing");
+    }
+
+    #[test]
+    fn a_trace_that_was_cut_off_is_not_safe() {
+        let a = audit("memreg-trace 1 lines=2\n0 0 qp-up qp=1 epoch=1\n").unwrap();
+        assert!(a.violations[0].what.contains("promises 2 lines, 1 are here"), "{a}");
     }
 }

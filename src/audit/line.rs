@@ -37,7 +37,7 @@ pub(super) struct Line {
 #[non_exhaustive]
 pub enum TraceError {
     /// The first line does not name the format.
-    #[error("not a trace: the first line must be `memreg-trace 1`")]
+    #[error("not a trace: the first line must be `memreg-trace 1 lines=N`")]
     Header,
     /// A line cannot be read.
     #[error("line {line}: {what}")]
@@ -49,18 +49,17 @@ pub enum TraceError {
     },
 }
 
-/// Reads a whole trace.
-pub(super) fn parse(text: &str) -> Result<Vec<Line>, TraceError> {
+/// Reads a whole trace: how many lines its header promises, and the lines.
+pub(super) fn parse(text: &str) -> Result<(usize, Vec<Line>), TraceError> {
     let mut lines = text.lines().enumerate();
-    match lines.next() {
-        Some((_, "memreg-trace 1")) => {}
-        _ => return Err(TraceError::Header),
-    }
+    let header = lines.next().and_then(|(_, l)| l.strip_prefix("memreg-trace 1 lines="));
+    let promised = header.and_then(|n| n.parse().ok()).ok_or(TraceError::Header)?;
     let at = |(i, what)| TraceError::Line { line: i + 1, what };
-    lines
+    let lines = lines
         .filter(|(_, l)| !l.is_empty())
         .map(|(i, l)| one(l).map_err(|what| at((i, what))))
-        .collect()
+        .collect::<Result<_, _>>()?;
+    Ok((promised, lines))
 }
 
 fn one(text: &str) -> Result<Line, String> {
@@ -127,7 +126,8 @@ mod tests {
     #[test]
     fn every_kind_of_damage_names_its_line() {
         assert_eq!(parse(""), Err(TraceError::Header));
-        assert_eq!(parse("memreg-trace 2\n"), Err(TraceError::Header));
+        assert_eq!(parse("memreg-trace 2 lines=0\n"), Err(TraceError::Header));
+        assert_eq!(parse("memreg-trace 1 lines=x\n"), Err(TraceError::Header));
         for bad in [
             "x 0 qp-up qp=1",
             "0 0",
@@ -140,7 +140,7 @@ mod tests {
             "0 0 qp-up qp=1 region=1 key=0x1.1",
             "0 0 killed region=1 key=0x1.1",
         ] {
-            let text = format!("memreg-trace 1\n{bad}\n");
+            let text = format!("memreg-trace 1 lines=1\n{bad}\n");
             assert!(matches!(parse(&text), Err(TraceError::Line { line: 2, .. })), "{bad}");
         }
     }

@@ -20,8 +20,8 @@ mod target;
 use args::{Args, Command, Common};
 use clap::Parser;
 use failure::Failure;
-use memreg_config::{Loaded, Loader};
-use memreg_strategies::Registry;
+use memreg_config::{Loaded, Loader, Settings, StrategyChoice};
+use memreg_strategies::{BuildError, Registry};
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
@@ -105,10 +105,29 @@ fn load(common: &Common, also_used: &[&str]) -> Result<Loaded, Failure> {
         loader = loader.set(set);
     }
     let loaded = loader.load().map_err(Failure::config)?;
+    check_plugins(&registry, &loaded.settings)?;
     for warning in loaded.warnings.iter().filter(|w| !also_used.contains(&w.key.as_str())) {
         diagnose(&format!("warning: {warning}"));
     }
     Ok(loaded)
+}
+
+/// Builds each plugin that the configuration may take: what it says of its options is an error of the
+/// configuration, not a property of the device.
+fn check_plugins(registry: &Registry, settings: &Settings) -> Result<(), Failure> {
+    let wanted = match &settings.strategy.choice {
+        StrategyChoice::Named(name) => std::slice::from_ref(name),
+        StrategyChoice::Auto { order } => order.as_slice(),
+    };
+    let options = crate::open::build_options(settings);
+    for known in registry.known().filter(|k| k.plugin) {
+        if wanted.iter().any(|w| w == known.name)
+            && let Err(e @ BuildError::Plugin { .. }) = registry.build(known.name, &options)
+        {
+            return Err(Failure::usage(anyhow::anyhow!("strategy.options: {e}")));
+        }
+    }
+    Ok(())
 }
 
 /// Writes the result; that the reader has gone is not an error.

@@ -123,7 +123,7 @@ fn a_strategy_that_failed_leaves_its_trace() {
 
 #[test]
 fn a_trace_comes_from_stdin_as_well() {
-    let file = scratch("empty.trace", "memreg-trace 1\n");
+    let file = scratch("empty.trace", "memreg-trace 1 lines=0\n");
     let ran = run(memreg("audit -").stdin(std::fs::File::open(file).unwrap()));
     assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""));
     let binary = scratch("binary.trace", "");

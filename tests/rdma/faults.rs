@@ -65,7 +65,7 @@ impl Run {
         let mut owner = Transport::open(dev, strategy, &options()).unwrap();
         let mut peer = PeerProcess::start();
         peer.connect(&mut owner);
-        let trace = "memreg-trace 1\n".to_owned();
+        let trace = String::new();
         Run {
             owner,
             peer: Some(peer),
@@ -245,7 +245,11 @@ impl Run {
         );
         assert_eq!((faults, leaked), (ROUNDS, 0));
         assert_eq!(self.buffers_in, self.buffers_out);
-        let audit = memreg::audit::audit(&self.trace).unwrap();
+        let audit = {
+            let lines = self.trace.lines().count();
+            let text = format!("memreg-trace 1 lines={lines}\n{}", self.trace);
+            memreg::audit::audit(&text).unwrap()
+        };
         println!("audit of the owner's ledger: {audit}");
         assert!(audit.violations.is_empty() && audit.complete && audit.live == 0, "{audit}");
     }

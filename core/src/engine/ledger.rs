@@ -144,10 +144,10 @@ impl Ledger {
     }
 }
 
-/// The whole ring as a trace: a header, then one line an event.
+/// The whole ring as a trace: a header with the number of lines, then one line an event.
 impl fmt::Display for Ledger {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "memreg-trace 1")?;
+        writeln!(f, "memreg-trace 1 lines={}", self.lines.len())?;
         self.iter().try_for_each(|line| writeln!(f, "{line}"))
     }
 }
@@ -208,7 +208,7 @@ mod tests {
         let (region, rkey) = (RegionId::default(), Rkey::from_bits(0x1234_56ab));
         l.write(LedgerEvent::Key { region, rkey, turn: 3, what });
         let text = l.to_string();
-        assert!(text.starts_with("memreg-trace 1\n0 0 granted region="), "{text}");
+        assert!(text.starts_with("memreg-trace 1 lines=1\n0 0 granted region="), "{text}");
         assert!(text.contains("key=0x123456.3 exposure=7 wr=9") && !text.contains("ab"), "{text}");
     }
 }

@@ -25,8 +25,9 @@ pub struct PerRequest {
 
 /// Regions and WRs of one operation for a strategy that registers page lists by WR.
 ///
-/// With P = pages of the largest payload at any offset and d = min(P, page list): R = min(ceil(P/d)
-/// + 2, 16) for payload, head and tail; 2R + 1 WRs; payload pages = min(P, (R − 2)·d).
+/// With P = pages of the largest payload at any offset and d = min(P, page list), the regions are
+/// `R = min(ceil(P / d) + 2, 16)` for payload, head and tail; the WRs `2 * R + 1`; and the pages of
+/// the payload `min(P, (R - 2) * d)`.
 ///
 /// A payload that the 16 regions have lowered is in whole pages: at a page boundary it leaves room
 /// for a head and a tail, elsewhere for one of them.

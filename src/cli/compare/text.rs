@@ -57,8 +57,9 @@ const FOOTNOTE: &str = "\
 ns: host time of both ends in this process, without filling and comparing the buffers; that of a
 software device cannot be compared with hardware. buffers: three are three that do not join at page
 boundaries. WRs: work requests on the send queue. posts: doorbells. events: completions taken.
-verbs: registration calls, system calls on hardware. keys: granted; then how they ended: by
-LOCAL_INV, by the peer's reply, by deregistration.";
+verbs: registration calls, system calls on hardware; frwr's few give a region a new MR before the
+256 tags of its key repeat. keys: granted; then how they ended: by LOCAL_INV, by the peer's reply,
+by deregistration.";
 
 const FIGURE_HEADERS: [&str; 18] = [
     "device",

@@ -85,7 +85,8 @@ fn an_option_of_the_wrong_type_is_named() {
         let text = format!("[strategy]\nname = \"threshold\"\n[strategy.options]\n{option}\n");
         let file = toml("wrong.toml", &text);
         let ran = memreg(&format!("--config {file} compare --ops 1 --sizes 4KiB"));
-        assert_ne!(ran.code, Some(0), "{option}");
+        assert_eq!(ran.code, Some(2), "{option}: configuration");
+        assert_eq!(ran.stdout, "", "said before anything runs");
         assert!(ran.stderr.contains(said), "{option}: {}", ran.stderr);
     }
 }
