@@ -112,8 +112,8 @@ fn load(common: &Common, also_used: &[&str]) -> Result<Loaded, Failure> {
     Ok(loaded)
 }
 
-/// Builds each plugin that the configuration may take: what it says of its options is an error of the
-/// configuration, not a property of the device.
+/// Builds each plugin that the configuration may take: what it says of its options is an error of
+/// the configuration, not a property of the device.
 fn check_plugins(registry: &Registry, settings: &Settings) -> Result<(), Failure> {
     let wanted = match &settings.strategy.choice {
         StrategyChoice::Named(name) => std::slice::from_ref(name),
