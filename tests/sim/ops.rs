@@ -345,7 +345,8 @@ impl World {
         }
     }
 
-    /// Posts an access with buffers for it; returns its number and the fill of a write.
+    /// Posts an access with buffers for it; returns its number and the fill of a write, unless
+    /// nothing of it was posted.
     #[allow(clippy::too_many_arguments)] // all of them say what the access is
     fn start_access(
         &mut self,
@@ -377,8 +378,10 @@ impl World {
             }
             Err(e) => {
                 note!(self.log, "  on {serial}: {}", e.why);
+                // Of a post that was cut the first WRs run, so some bytes may move.
+                let in_part = matches!(e.why, Refusal::Down(_));
                 me.refused(parts, e);
-                None
+                in_part.then_some((id, fill))
             }
         }
     }
