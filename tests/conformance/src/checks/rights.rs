@@ -17,11 +17,6 @@ pub(super) const NOT_REVOKED: &str = "limits.arena_bytes > 0: its key reaches th
 
 /// A key for reading refuses writes and the other way round.
 pub(super) fn map_16_one_direction_only<S: MemReg>(subject: &Subject<S>) -> Verdict {
-    let pair = subject.pair()?;
-    if !pair.revokes() {
-        return skip(NOT_REVOKED);
-    }
-    pair.close()?;
     let data = pattern(9, 5000);
     for (grant, other, verb) in [
         (Grant::PeerReads, Grant::PeerWrites, "write"),
