@@ -1,6 +1,6 @@
 //! Corners where bytes were stranded, lost or given back early, or a connection stalled.
 
-use super::rig::{Rig, is_inv, posts, sq16};
+use super::rig::{Rig, is_inv, posts};
 use memreg_core::DmaBuf;
 use memreg_core::device::trace::Call;
 use memreg_core::device::{Caps, Device, DeviceError, Verb, WcStatus, errno};
@@ -408,11 +408,6 @@ fn late_poll_of_a_valid_invalidation_after_cancel_accuses_nobody() {
     rig.owner.cancel(&e).unwrap();
     rig.settle();
     assert_eq!(rig.owner.stats().remote_invalidations_bad, 0, "{:?}", rig.owner.state());
-}
-
-#[allow(dead_code)]
-fn unused() {
-    let _ = sq16();
 }
 
 /// A QP that cannot be moved to ERR is still connected: the sentinel is a message to the peer.
