@@ -45,7 +45,7 @@ pub trait MemReg: Send {
     fn open(&mut self, caps: &Caps, ask: &Ask) -> Result<Limits, SizeError>;
 
     /// Makes regions until the pool holds at least `regions` usable ones. Called before the first
-    /// `map`, after reconnects, and when `map` found the pool empty.
+    /// `map` and after each reconnect; later a strategy makes what it lacks in `map` or `recover`.
     fn fill(&mut self, ctl: &mut dyn Control, regions: usize) -> Result<(), DeviceError>;
 
     /// Covers the bytes `0..segs.total()` exactly once, in order, with regions: by

@@ -257,7 +257,7 @@ pub(crate) struct Local {
 pub(crate) struct Slots {
     pub(crate) exposures: SlotMap<ExposureId, Box<Exposure>>,
     pub(crate) locals: SlotMap<LocalId, Box<Local>>,
-    // Boxes, so that a body moves into its slot as one pointer.
+    // Boxes in both lists, so that a body moves into its slot as one pointer.
     #[allow(clippy::vec_box)]
     spare_exposures: Vec<Box<Exposure>>,
     #[allow(clippy::vec_box)]

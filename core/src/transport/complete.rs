@@ -39,7 +39,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     /// Takes completions and events, fences what they prove dead, and moves a drain on.
     ///
     /// # Ordering
-    /// `now` must not go back; a smaller one counts as the latest. Only drains depend on it.
+    /// `now` must not go back; a smaller one counts as the latest. Drains and leases depend on it.
     /// # Errors
     /// The CQ itself could not be polled. The connection goes down; keep polling until it is
     /// [`State::Down`].

@@ -42,7 +42,8 @@ pub enum DownCause {
         /// Index of the key.
         index: u32,
     },
-    /// The peer sent a message longer than a receive, or one that this side cannot have.
+    /// The device said something that cannot be, such as the completion of a receive that was never
+    /// posted.
     #[error("internal error: {0}")]
     Bug(Bug),
 }
