@@ -35,7 +35,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     /// The buffers belong to the transport until [`take`](Transport::take).
     /// # Errors
     /// [`BufferError`] returns the buffers; nothing was posted. If the device took a part of
-    /// several WRs, the answer is a handle: `take` says that it failed, and its bytes may have moved
+    /// several WRs, the answer is a handle: `take` says that it failed. Its bytes may have moved
     /// in part.
     /// # Cost
     /// One post; more than `max_sge_rd` buffers become several WRs, of which the last is signaled.
