@@ -5,7 +5,9 @@ use memreg_core::DmaBuf;
 use memreg_core::device::{Device, DeviceErrorKind, Verb, errno};
 use memreg_core::error::Disposition;
 use memreg_core::transport::error::{DownCause, ReclaimRefusal, Refusal};
-use memreg_core::transport::{Buffers, Exposed, ExposureState, LocalOp, NoReply, Reply, State};
+use memreg_core::transport::{
+    Buffers, Exposed, ExposureState, LocalOp, NoReply, OpenOptions, Reply, State,
+};
 use memreg_core::types::Grant;
 use memreg_strategies::Frwr;
 
@@ -249,4 +251,27 @@ fn cn_06_pool_02_no_region_is_made_while_the_device_goes_away() {
     drop(owner);
     let c = node.counters();
     assert_eq!((c.mrs, c.qps, c.cqs, c.pds, c.mapped_ranges), (0, 0, 0, 0, 0));
+}
+
+#[test]
+fn b33_after_an_overrun_the_next_connection_has_a_cq_that_works() {
+    let mut rig = Rig::frwr();
+    let (e, _) = rig.exposed(64, 0, Grant::PeerWrites);
+    rig.owner.revoke(&e, NoReply::Unmarked).unwrap();
+    rig.plan.overrun_cq(rig.owner.completion_queue());
+    rig.settle();
+    assert_eq!(rig.owner.state(), &State::Draining, "the sentinel never comes");
+    rig.now = rig.now.after(OpenOptions::default().drain_limit_ns);
+    rig.settle();
+    assert!(rig.is_down());
+    // The success of the invalidation was lost, so the key was destroyed instead.
+    rig.owner.reclaim(e).unwrap();
+    rig.reconnect();
+    let (e, _) = rig.exposed(64, 0, Grant::PeerWrites);
+    rig.owner.revoke(&e, NoReply::Unmarked).unwrap();
+    rig.settle();
+    assert!(!rig.is_down(), "{:?}", rig.owner.state());
+    rig.owner.reclaim(e).unwrap();
+    assert_eq!(rig.node.counters().cqs, 1, "the CQ that overran is gone");
+    rig.assert_clean();
 }

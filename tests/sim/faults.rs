@@ -77,6 +77,12 @@ impl World {
             Fault::UnmapFails => plan.fail_nth(Verb::DmaUnmap, rng.usize(1..=3), 1, errno::EINVAL),
             Fault::DestroyQpFails => plan.fail(Verb::DestroyQp, times, errno::EBUSY),
             Fault::ModifyQpFails => plan.fail(Verb::ModifyQp, 1, errno::EINVAL),
+            Fault::CqOverrun => {
+                // What was in it is gone: it is a fault that loses completions.
+                conn.lossy = true;
+                plan.overrun_cq(side.t.completion_queue());
+            }
+            Fault::MergedDma => plan.merge_dma(times),
             Fault::PollFails => plan.fail(Verb::PollCq, 1, errno::EIO),
             Fault::Event => {
                 if let Some(qp) = side.t.queue_pair() {

@@ -101,9 +101,11 @@ pub enum Fault {
     ModifyQpFails,
     PollFails,
     Event,
+    CqOverrun,
+    MergedDma,
 }
 
-const FAULTS: [Fault; 18] = [
+const FAULTS: [Fault; 20] = [
     Fault::RefusePost,
     Fault::CutPost,
     Fault::RefuseRecv,
@@ -122,6 +124,8 @@ const FAULTS: [Fault; 18] = [
     Fault::ModifyQpFails,
     Fault::PollFails,
     Fault::Event,
+    Fault::CqOverrun,
+    Fault::MergedDma,
 ];
 
 /// Operations that every seed has, with the range of their weights.

@@ -40,6 +40,9 @@ impl Tally {
             ("WC held back", c.wcs_held),
             ("poll paused", c.polls_paused),
             ("event", c.events_injected),
+            ("CQ overrun", c.cqs_overrun),
+            ("WC overrun", c.wcs_overrun),
+            ("DMA entries merged", c.dma_merged),
         ] {
             self.fault(kind, times);
         }

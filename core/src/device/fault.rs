@@ -37,6 +37,13 @@ struct Plan {
     held: VecDeque<(CqId, Wc)>,
     pending: VecDeque<(CqId, Wc)>,
     events: VecDeque<(QpId, AsyncEvent)>,
+    /// The CQ of each QP.
+    cqs: Vec<(QpId, CqId)>,
+    /// CQs that lose every WC.
+    overrun: Vec<CqId>,
+    merges: usize,
+    /// The page after the last mapping.
+    last_end: Option<DmaAddr>,
     counts: FaultCounts,
 }
 
@@ -67,6 +74,12 @@ pub struct FaultCounts {
     pub polls_paused: u64,
     /// Events made up.
     pub events_injected: u64,
+    /// CQs overrun.
+    pub cqs_overrun: u64,
+    /// WCs that an overrun CQ had no room for.
+    pub wcs_overrun: u64,
+    /// Buffers mapped without a gap behind the one before.
+    pub dma_merged: u64,
 }
 
 impl FaultCounts {
@@ -180,13 +193,40 @@ impl FaultPlan {
         self.lock().events.push_back((qp, event));
     }
 
+    /// This CQ overruns: it gives no more WCs, ever, also not after [`heal`](FaultPlan::heal). With
+    /// the next poll its QPs are in error, and each hears of it. Nothing happens to a CQ without a
+    /// QP, to which no WC can come.
+    pub fn overrun_cq(&self, cq: CqId) {
+        let mut plan = self.lock();
+        let plan = &mut *plan;
+        if plan.overrun.contains(&cq) || !plan.cqs.iter().any(|&(_, of)| of == cq) {
+            return;
+        }
+        plan.overrun.push(cq);
+        plan.counts.cqs_overrun += 1;
+        plan.pending.retain(|&(of, _)| of != cq);
+        plan.held.retain(|&(of, _)| of != cq);
+        let of_this = plan.cqs.iter().filter(|&&(_, of)| of == cq);
+        plan.events.extend(of_this.map(|&(qp, _)| (qp, AsyncEvent::CqOverrun(cq))));
+    }
+
+    /// The next `times` buffers that are new to the device get the page after the last buffer's
+    /// last, without a gap, as when an IOMMU merges entries; where it is not free they get an
+    /// address of their own.
+    pub fn merge_dma(&self, times: usize) {
+        self.lock().merges += times;
+    }
+
     /// Nothing more goes wrong; WCs that are held back come in the next polls.
     pub fn heal(&self) {
         let mut plan = self.lock();
-        let mut pending = std::mem::take(&mut plan.pending);
-        pending.append(&mut plan.held);
-        let counts = std::mem::take(&mut plan.counts);
-        *plan = Plan { pending, counts, ..Plan::default() };
+        let mut old = std::mem::take(&mut *plan);
+        old.pending.append(&mut old.held);
+        // What has overrun stays so, and whoever has not heard of it yet will.
+        old.events
+            .retain(|(_, e)| matches!(e, AsyncEvent::CqOverrun(cq) if old.overrun.contains(cq)));
+        let Plan { pending, events, cqs, overrun, last_end, counts, .. } = old;
+        *plan = Plan { pending, events, cqs, overrun, last_end, counts, ..Plan::default() };
     }
 
     /// What has gone wrong so far.
@@ -295,6 +335,35 @@ impl<D: Device> Faulty<D> {
             None => Ok(()),
         }
     }
+
+    /// Whether this CQ has overrun; then what is in it is lost and its QPs go to error.
+    fn overruns(&self, cq: CqId) -> Result<bool, DeviceError> {
+        let plan = self.plan.lock();
+        if !plan.overrun.contains(&cq) {
+            return Ok(false);
+        }
+        let qps: Vec<QpId> =
+            plan.cqs.iter().filter(|&&(_, of)| of == cq).map(|&(qp, _)| qp).collect();
+        drop(plan);
+        for qp in qps {
+            if self.inner.qp_state(qp)? == QpState::Rts {
+                self.inner.qp_to_err(qp)?;
+            }
+        }
+        let mut lost = Vec::new();
+        while self.inner.poll_cq(cq, 16, &mut lost)? > 0 {}
+        self.plan.lock().counts.wcs_overrun += lost.len() as u64;
+        Ok(true)
+    }
+
+    /// Maps right behind the last mapping, if that is planned and the device can.
+    fn map_merged(&self, bytes: &ExposedBytes) -> Option<DmaAddr> {
+        let mut plan = self.plan.lock();
+        plan.merges = plan.merges.checked_sub(1)?;
+        let addr = self.inner.dma_map(bytes, Some(plan.last_end?)).ok()?;
+        plan.counts.dma_merged += 1;
+        Some(addr)
+    }
 }
 
 impl<D: Device> sealed::Sealed for Faulty<D> {}
@@ -329,12 +398,16 @@ impl<D: Device> Device for Faulty<D> {
 
     fn destroy_cq(&self, cq: CqId) -> Result<(), DeviceError> {
         self.gate(Verb::DestroyCq)?;
-        self.inner.destroy_cq(cq)
+        self.inner.destroy_cq(cq)?;
+        self.plan.lock().overrun.retain(|&of| of != cq);
+        Ok(())
     }
 
     fn create_qp(&self, pd: PdId, cq: CqId, ask: QpCaps) -> Result<(QpId, QpCaps), DeviceError> {
         self.gate(Verb::CreateQp)?;
-        self.inner.create_qp(pd, cq, ask)
+        let (qp, granted) = self.inner.create_qp(pd, cq, ask)?;
+        self.plan.lock().cqs.push((qp, cq));
+        Ok((qp, granted))
     }
 
     fn qp_to_init(&self, qp: QpId) -> Result<(), DeviceError> {
@@ -369,12 +442,21 @@ impl<D: Device> Device for Faulty<D> {
         plan.held.retain(|(_, wc)| wc.qp() != qp);
         plan.pending.retain(|(_, wc)| wc.qp() != qp);
         plan.held_qps.retain(|&q| q != qp);
+        plan.cqs.retain(|&(q, _)| q != qp);
         Ok(())
     }
 
     fn dma_map(&self, bytes: &ExposedBytes, home: Option<DmaAddr>) -> Result<DmaAddr, DeviceError> {
         self.gate(Verb::DmaMap)?;
-        self.inner.dma_map(bytes, home)
+        let merged = if home.is_none() { self.map_merged(bytes) } else { None };
+        let addr = match merged {
+            Some(addr) => addr,
+            None => self.inner.dma_map(bytes, home)?,
+        };
+        let page = u64::from(self.inner.caps().page_size).max(1);
+        let end = addr.0.checked_add(bytes.len() as u64);
+        self.plan.lock().last_end = end.and_then(|e| e.checked_next_multiple_of(page)).map(DmaAddr);
+        Ok(addr)
     }
 
     fn dma_unmap(&self, addr: DmaAddr, proof: Fenced) -> Result<Unmapped, (DeviceError, Fenced)> {
@@ -447,6 +529,9 @@ impl<D: Device> Device for Faulty<D> {
 
     fn poll_cq(&self, cq: CqId, max: usize, out: &mut Vec<Wc>) -> Result<usize, DeviceError> {
         self.gate(Verb::PollCq)?;
+        if self.overruns(cq)? {
+            return Ok(0);
+        }
         let mut plan = self.plan.lock();
         if plan.pauses > 0 {
             plan.pauses -= 1;
@@ -645,6 +730,50 @@ mod tests {
         dev.destroy_qp(a.qp).unwrap();
         dev.plan().release_qp(a.qp);
         assert_eq!(ids(&dev, &a), [], "a destroyed QP has no WCs");
+    }
+
+    #[test]
+    fn b33_an_overrun_cq_gives_nothing_more_and_its_qps_are_in_error() {
+        let (a, _b, dev) = faulty();
+        let (cq, _) = dev.create_cq(8).unwrap();
+        let (qp, _) = dev.create_qp(a.pd, cq, DEPTHS).unwrap();
+        dev.qp_to_init(qp).unwrap();
+        let me = Endpoint { epoch: crate::types::Epoch(1), ..dev.endpoint(qp).unwrap() };
+        dev.qp_to_rts(qp, me, RtsAttrs::default()).unwrap();
+        dev.plan().overrun_cq(cq);
+        dev.plan().overrun_cq(cq);
+        assert_eq!(dev.next_event(qp), Some(AsyncEvent::CqOverrun(cq)));
+        assert_eq!(dev.poll_cq(cq, 8, &mut vec![]), Ok(0));
+        assert_eq!(dev.qp_state(qp), Ok(QpState::Err));
+        dev.post_send(qp, &chain_of(2)).unwrap();
+        a.run();
+        dev.plan().heal();
+        assert_eq!(dev.poll_cq(cq, 8, &mut vec![]), Ok(0), "for ever");
+        let counts = dev.plan().counts();
+        assert_eq!((counts.cqs_overrun, counts.wcs_overrun), (1, 2));
+        dev.destroy_qp(qp).unwrap();
+        dev.destroy_cq(cq).unwrap();
+        assert_eq!(dev.next_event(a.qp), None, "another CQ's QP heard nothing");
+    }
+
+    #[test]
+    fn d_04_merged_mappings_are_neighbours_and_still_two() {
+        let (a, _b, dev) = faulty();
+        let page = dev.caps().page_size as usize;
+        let bytes = |n| crate::DmaBuf::new(n).unwrap().into_exposed().0;
+        let (one, two, three) = (bytes(page), bytes(page), bytes(page));
+        let before = a.dev.counters().mapped_ranges;
+        dev.plan().merge_dma(2);
+        let first = dev.dma_map(&one, None).unwrap();
+        let second = dev.dma_map(&two, None).unwrap();
+        let third = dev.dma_map(&three, None).unwrap();
+        assert_eq!(second.0, first.0 + page as u64);
+        assert_eq!(dev.plan().counts().dma_merged, 1, "the first had nothing before it");
+        assert_eq!(a.dev.counters().mapped_ranges, before + 3);
+        for addr in [first, second, third] {
+            dev.dma_unmap(addr, Fenced::mint()).unwrap();
+        }
+        assert_eq!(a.dev.counters().mapped_ranges, before);
     }
 
     #[test]

@@ -90,6 +90,8 @@ pub(crate) enum Stray {
     Window(MwId),
     /// The sink of a read on iWARP; its bytes are given up and counted.
     Sink(MrId),
+    /// A CQ that has overrun, or may have.
+    Cq(CqId),
 }
 
 /// Buffers on loan, and the error with which the loan failed.
@@ -373,6 +375,7 @@ impl<D: Device> Engine<D> {
             let ended = match stray {
                 Stray::Window(mw) => self.device.dealloc_mw(mw),
                 Stray::Sink(mr) => self.device.dereg_mr(mr),
+                Stray::Cq(cq) => self.device.destroy_cq(cq),
             };
             self.released(ended).is_err()
         });

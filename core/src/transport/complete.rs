@@ -79,7 +79,9 @@ impl<D: Device, S: MemReg> Transport<D, S> {
                     self.eng.gone = true;
                     self.poison(DownCause::DeviceGone);
                 }
-                AsyncEvent::QpFatal(_) | AsyncEvent::CqOverrun(_) => {
+                AsyncEvent::QpFatal(_) => self.poison(DownCause::DeviceEvent),
+                AsyncEvent::CqOverrun(_) => {
+                    self.cq_doubtful = true;
                     self.poison(DownCause::DeviceEvent);
                 }
                 // Nothing is taken down: the device tries again what is under way, and if the port

@@ -4,10 +4,10 @@ use super::error::{ConnectError, DownCause, OpenError};
 use super::exchange::Messages;
 use super::{State, Transport};
 use crate::device::{Device, DeviceError, Endpoint, RtsAttrs};
-use crate::engine::Engine;
 use crate::engine::arena::Arena;
 use crate::engine::control::{Ctl, Scope};
 use crate::engine::keys::KeyState;
+use crate::engine::{Engine, Stray};
 use crate::error::ApiMisuse;
 use crate::memreg::{MemReg, WrBatch};
 use crate::sizing::{Ask, KeyScope, Limits, check_messages};
@@ -76,6 +76,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             drain_forced: false,
             cause: None,
             sentinel_seen: false,
+            cq_doubtful: false,
             ports_down: BTreeSet::new(),
             drain_limit_ns: options.drain_limit_ns,
             rnr_retry: options.rnr_retry,
@@ -179,6 +180,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             return Err(ConnectError::KeysNotDead { count });
         }
         recovered?;
+        self.renew_cq()?;
         let mut arenas = std::mem::take(&mut self.eng.arenas);
         let registered = arenas.iter_mut().try_for_each(|a| a.register(&self.eng));
         self.eng.arenas = arenas;
@@ -199,6 +201,18 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             return Err(e.into());
         }
         self.deliver();
+        Ok(())
+    }
+
+    /// A CQ that has overrun gives nothing more on some devices, and one that never gave the
+    /// sentinel may be such a one. There is no QP on it now.
+    fn renew_cq(&mut self) -> Result<(), DeviceError> {
+        if self.cq_doubtful {
+            let (new, _) = self.eng.device.create_cq(self.eng.limits.cq_entries)?;
+            self.eng.strays.push(Stray::Cq(std::mem::replace(&mut self.eng.cq, new)));
+            self.eng.end_strays();
+            self.cq_doubtful = false;
+        }
         Ok(())
     }
 

@@ -92,6 +92,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         self.bury_windows();
         self.destroy_keys();
         self.strategy_drained();
+        self.cq_doubtful |= !self.sentinel_seen;
         let cause = self.cause.take().unwrap_or(DownCause::Local);
         let cause = if self.eng.gone { DownCause::DeviceGone } else { cause };
         tracing::info!(%cause, open_keys = self.open_keys(), "connection down");

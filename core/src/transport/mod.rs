@@ -78,6 +78,8 @@ pub struct Transport<D: Device, S: MemReg> {
     /// While draining: why.
     cause: Option<DownCause>,
     sentinel_seen: bool,
+    /// The CQ has lost completions, or may have: the next connection gets a new one.
+    cq_doubtful: bool,
     /// Ports that the device has said are down, for this QP.
     ports_down: BTreeSet<u8>,
     drain_limit_ns: u64,
