@@ -2,10 +2,16 @@
 
 use super::rig::Rig;
 use memreg_core::DmaBuf;
-use memreg_core::device::WcStatus;
+use memreg_core::device::sim::{Fabric, SimDevice};
+use memreg_core::device::{Caps, WcStatus};
+use memreg_core::drive::{Driven, connect_pair, settle};
+use memreg_core::sizing::Ask;
 use memreg_core::transport::error::Refusal;
-use memreg_core::transport::{ExposureState, Reply};
-use memreg_core::types::{Grant, Tick};
+use memreg_core::transport::{
+    Exposed, ExposureState, NoReply, OpenOptions, Reply, State, Transport,
+};
+use memreg_core::types::{Grant, Segment, Tick};
+use memreg_strategies::{Fmr, Frwr};
 
 #[test]
 fn lease_ends_by_revoking_and_the_handle_still_returns_the_bytes() {
@@ -101,4 +107,102 @@ fn thousand_exposures_five_percent_time_out_and_no_neighbour_suffers() {
     assert_eq!((lost, rig.owner.stats().leases_expired), (50, 50));
     assert_eq!(rig.owner.stats().poisons, 0);
     rig.assert_clean();
+}
+
+/// One of many connections of two nodes.
+struct Conn {
+    owner: Transport<SimDevice, Frwr>,
+    peer: Transport<SimDevice, Fmr>,
+    lent: Option<Exposed>,
+    segment: Option<Segment>,
+}
+
+impl Conn {
+    /// A request whose reply may invalidate, with a lease that ends at 1000.
+    fn ask(&mut self) {
+        let buf = DmaBuf::new(64).unwrap();
+        let e = self.owner.expose_until(buf, Grant::PeerWrites, Tick(1000)).unwrap();
+        self.owner.send(b"request", Reply::MayInvalidate(&[&e])).unwrap();
+        self.segment = Some(self.owner.segments(&e).unwrap()[0]);
+        self.lent = Some(e);
+    }
+
+    fn answer(&mut self) {
+        self.peer.recv(&mut vec![]).unwrap();
+        self.peer.send_with_inv(b"reply", &self.segment.unwrap()).unwrap();
+    }
+
+    fn take_back(&mut self) {
+        let e = self.lent.take().unwrap();
+        self.owner.recv(&mut vec![]);
+        assert_eq!(self.owner.reclaim(e).unwrap().count(), 1);
+    }
+
+    /// A whole exchange, with the revocation by the owner.
+    fn works(&mut self) -> bool {
+        let e = self.owner.expose(DmaBuf::new(64).unwrap(), Grant::PeerWrites).unwrap();
+        self.owner.flush().unwrap();
+        let segment = self.owner.segments(&e).unwrap()[0];
+        let op = self.peer.write(&segment, 0, DmaBuf::from_bytes(&[7]).unwrap()).unwrap();
+        settle(Tick(1002), &mut [&mut self.owner, &mut self.peer]).unwrap();
+        assert!(self.peer.take(op).unwrap().result.is_ok());
+        self.owner.revoke(&e, NoReply::Unmarked).unwrap();
+        settle(Tick(1002), &mut [&mut self.owner, &mut self.peer]).unwrap();
+        self.owner.reclaim(e).unwrap().into_first().unwrap()[0] == 7
+    }
+}
+
+fn run(now: u64, conns: &mut [Conn]) {
+    let mut all: Vec<&mut dyn Driven> = vec![];
+    for c in conns {
+        all.push(&mut c.owner);
+        all.push(&mut c.peer);
+    }
+    settle(Tick(now), &mut all).unwrap();
+}
+
+/// Connections share their nodes; every 20th peer is too late, and half of those answer after all.
+#[test]
+fn thousand_connections_five_percent_time_out_and_no_neighbour_suffers() {
+    let fabric = Fabric::new(1);
+    let owners = fabric.add_node("owner", Caps::default());
+    let peers = fabric.add_node("peer", Caps::default());
+    let ask = Ask { credits: 2, max_message_bytes: 64, max_payload_bytes: 4096, ..Ask::default() };
+    let options = OpenOptions { ask, ..OpenOptions::default() };
+    let mut conns: Vec<Conn> = (0..1000)
+        .map(|_| {
+            let mut owner = Transport::open(owners.clone(), Frwr::new(), &options).unwrap();
+            let mut peer = Transport::open(peers.clone(), Fmr::new(), &options).unwrap();
+            connect_pair(&mut owner, &mut peer).unwrap();
+            Conn { owner, peer, lent: None, segment: None }
+        })
+        .collect();
+    let mapped = owners.counters().mapped_ranges;
+    conns.iter_mut().for_each(Conn::ask);
+    run(1, &mut conns);
+    let late = |i: usize| i % 20 == 7;
+    conns.iter_mut().enumerate().filter(|(i, _)| !late(*i)).for_each(|(_, c)| c.answer());
+    run(999, &mut conns);
+    assert!(conns.iter().all(|c| c.owner.stats().leases_expired == 0));
+    run(1000, &mut conns);
+    // Dealloc first (rule 5): the lease is over, the bytes are back, and nobody is down.
+    conns.iter_mut().for_each(Conn::take_back);
+    for (i, c) in conns.iter().enumerate() {
+        assert_eq!(c.owner.stats().leases_expired, u64::from(late(i)), "{i}");
+        assert_eq!((c.owner.state(), c.owner.stats().poisons), (&State::Up, 0), "{i}");
+    }
+    // Half of the late ones answer now: that costs each its own connection, and no byte.
+    let answered = |i: usize| i % 40 == 7;
+    conns.iter_mut().enumerate().filter(|(i, _)| answered(*i)).for_each(|(_, c)| c.answer());
+    run(1001, &mut conns);
+    for (i, c) in conns.iter_mut().enumerate() {
+        assert_eq!(matches!(c.owner.state(), State::Down(_)), answered(i), "{i}");
+        if !answered(i) {
+            assert!(c.works(), "{i}");
+        }
+        let s = c.owner.stats();
+        assert_eq!((s.bytes_leaked, s.regions_leaked_now, s.exposures_now), (0, 0, 0), "{i}");
+    }
+    let c = owners.counters();
+    assert_eq!((c.mapped_ranges, c.iommu_faults, c.fast_mrs_valid), (mapped, 0, 0));
 }
