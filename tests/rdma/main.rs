@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "tests")]
 #![allow(clippy::disallowed_methods, reason = "hardware runs by itself: tests must wait for it")]
 
+mod cm;
 mod conformance;
 mod cost;
 mod faults;

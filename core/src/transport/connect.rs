@@ -11,7 +11,7 @@ use crate::engine::{Engine, Stray};
 use crate::error::ApiMisuse;
 use crate::memreg::{MemReg, WrBatch};
 use crate::sizing::{Ask, KeyScope, Limits, check_messages};
-use crate::types::Grant;
+use crate::types::{Grant, QpId};
 use std::collections::BTreeSet;
 
 /// What to open.
@@ -134,6 +134,16 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     /// # Errors
     /// [`ConnectError`].
     pub fn connect(&mut self, peer: Endpoint) -> Result<(), ConnectError> {
+        self.connect_by(peer, |device, qp, attrs| device.qp_to_rts(qp, peer, attrs))
+    }
+
+    /// As [`connect`](Transport::connect), where something else than an endpoint's address takes
+    /// the QP to RTS.
+    pub(crate) fn connect_by(
+        &mut self,
+        peer: Endpoint,
+        to_rts: impl FnOnce(&D, QpId, RtsAttrs) -> Result<(), DeviceError>,
+    ) -> Result<(), ConnectError> {
         let (State::Ready, Some(qp)) = (&self.state, self.eng.qp) else {
             return Err(ApiMisuse::WrongState { call: "connect", needs: "ready" }.into());
         };
@@ -142,7 +152,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             return Err(e.into());
         }
         let attrs = RtsAttrs { rnr_retry: self.rnr_retry };
-        if let Err(e) = self.eng.device.qp_to_rts(qp, peer, attrs) {
+        if let Err(e) = to_rts(&self.eng.device, qp, attrs) {
             self.poison(DownCause::Device(e));
             return Err(e.into());
         }

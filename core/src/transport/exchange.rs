@@ -123,6 +123,8 @@ pub(super) struct Messages {
     inbox: VecDeque<Waiting>,
     recv_slots: u32,
     limit: usize,
+    /// Bytes that the peer's receives have room for.
+    send_limit: usize,
     /// Messages received in this epoch.
     pub(super) received: u64,
     /// Slots to post again, and which ones are with the device.
@@ -157,6 +159,7 @@ impl Messages {
             inbox: VecDeque::with_capacity(recv_slots as usize),
             recv_slots,
             limit: max_message as usize,
+            send_limit: max_message as usize,
             ..Messages::default()
         })
     }
@@ -165,6 +168,7 @@ impl Messages {
     /// dropped.
     pub(super) fn reset<D: Device>(&mut self, eng: &mut Engine<D>) {
         self.inbox.clear();
+        self.send_limit = self.limit;
         self.received = 0;
         self.idle.clear();
         self.idle.extend((0..self.recv_slots).rev());
@@ -260,6 +264,19 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         Ok(())
     }
 
+    /// Bytes of the largest message that this side's receives have room for: what a peer that was
+    /// opened otherwise has to know.
+    #[must_use]
+    pub fn max_message_bytes(&self) -> usize {
+        self.messages.limit
+    }
+
+    /// Says that the peer's receives have room for no more than `bytes`: longer messages are
+    /// refused until the next reconnect. A connection by RDMA CM says so by itself.
+    pub fn limit_messages(&mut self, bytes: usize) {
+        self.messages.send_limit = self.messages.limit.min(bytes);
+    }
+
     /// As [`send`](Transport::send), and invalidates one of the peer's keys when it arrives
     /// (SEND_WITH_INV).
     ///
@@ -285,8 +302,8 @@ impl<D: Device, S: MemReg> Transport<D, S> {
 
     fn send_message(&mut self, message: &[u8], inv: Option<&Segment>) -> Result<(), Refusal> {
         self.check_up()?;
-        if message.len() > self.messages.limit {
-            let (need, limit) = (message.len(), self.messages.limit);
+        if message.len() > self.messages.send_limit {
+            let (need, limit) = (message.len(), self.messages.send_limit);
             return Err(Refusal::MessageTooLong { need, limit });
         }
         self.check_slots(1).inspect_err(|e| self.nudge(e))?;

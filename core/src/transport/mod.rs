@@ -159,6 +159,12 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         !self.ports_down.contains(&port)
     }
 
+    /// See [`OpenOptions::rnr_retry`].
+    #[must_use]
+    pub fn rnr_retry(&self) -> u8 {
+        self.rnr_retry
+    }
+
     /// The PD of its QP and of every registration.
     #[must_use]
     pub fn protection_domain(&self) -> PdId {

@@ -142,6 +142,11 @@ impl VerbsDevice {
         self.inner.port.link_local
     }
 
+    /// The port and what it is used with.
+    pub(super) fn port_in_use(&self) -> &Port {
+        &self.inner.port
+    }
+
     /// Leaves it to the device to refuse an MR that a window is bound onto. Kernels say EINVAL, for
     /// an MR that is there and was valid all along: it is busy.
     pub(super) fn dereg_unguarded(&self, mr: MrId) -> Result<(), DeviceError> {
@@ -155,7 +160,7 @@ impl VerbsDevice {
         })
     }
 
-    fn qp(&self, verb: Verb, qp: QpId) -> Result<Arc<Qp>, DeviceError> {
+    pub(super) fn qp(&self, verb: Verb, qp: QpId) -> Result<Arc<Qp>, DeviceError> {
         let t = self.inner.tables();
         t.qps.get(&qp.0).cloned().ok_or(DeviceError::new(verb, errno::EINVAL))
     }
@@ -335,7 +340,11 @@ impl Device for VerbsDevice {
 
     fn qp_to_err(&self, qp: QpId) -> Result<(), DeviceError> {
         let q = self.qp(Verb::ModifyQp, qp)?;
-        self.inner.made(Verb::ModifyQp, q.to_err())
+        let moved = self.inner.made(Verb::ModifyQp, q.to_err());
+        if let Some(link) = locked(&q.link).as_mut() {
+            link.hang_up();
+        }
+        moved
     }
 
     fn qp_state(&self, qp: QpId) -> Result<QpState, DeviceError> {
@@ -500,6 +509,7 @@ impl Device for VerbsDevice {
     fn next_event(&self, qp: QpId) -> Option<AsyncEvent> {
         let q = self.qp(Verb::QueryQp, qp).ok()?;
         let waiting = locked(&q.events).pop_front();
+        let waiting = waiting.or_else(|| locked(&q.link).as_mut()?.news(qp));
         if waiting.is_some() || !self.inner.is_time_to_look() {
             return waiting;
         }

@@ -1,11 +1,12 @@
 //! Real devices, through the system's libibverbs. This is one of the two modules with `unsafe`
-//! code; nothing outside it names libibverbs.
+//! code; nothing outside it names libibverbs or librdmacm.
 //!
 //! - `host`: what this host shows of its devices, and why one cannot be used
 //! - `open`: which device, which port, which GID
 //! - `context`, `objects`: the library's objects, each owned once
 //! - `post`: chains into the library's WRs, and exact accounts of what was taken
 //! - `windows`: the key of every window, which the library does not keep
+//! - [`cm`]: connections by address and port, through librdmacm
 //! - `tables`, `handle`: the [`Device`](super::Device) that all this makes
 //!
 //! # Safety
@@ -22,11 +23,14 @@
 //!   every post that reads such a handle holds too.
 //! - O6: verbs may be called from any thread: objects are safe for multi-threaded access unless
 //!   made in a thread domain, which this module never uses (ibv_alloc_td(3)).
+//! - O7: librdmacm is loaded by the name of its ABI, and its functions are called with the
+//!   signatures of its header; the sizes of the structs are asserted. It stays loaded for good.
 //!
 //! # Divergence
 //! `dma_unmap` ends the loan of the bytes in this process; a verbs device has no call to revoke an
 //! address. What keeps the device away is the `Fenced` proof, and O3 keeps the memory.
 
+pub mod cm;
 mod context;
 mod handle;
 mod host;

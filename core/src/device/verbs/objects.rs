@@ -1,6 +1,7 @@
 //! PDs, CQs, QPs, MRs and windows of libibverbs. Each struct owns one and ends it once.
 #![allow(unsafe_code)] // see the obligations in the parent module
 
+use super::cm::Link;
 use super::context::{Context, Object, outcome};
 use super::open::Port;
 use super::post::{Completions, Scratch};
@@ -100,6 +101,8 @@ pub(super) struct Qp {
     pub(super) num: u32,
     pub(super) scratch: Mutex<Scratch>,
     pub(super) events: Mutex<VecDeque<AsyncEvent>>,
+    /// The connection, if RDMA CM made it.
+    pub(super) link: Mutex<Option<Link>>,
     pub(super) cq: Arc<Cq>,
     _pd: Arc<Pd>,
 }
@@ -138,6 +141,7 @@ impl Qp {
             num,
             scratch: Mutex::new(Scratch::new()),
             events: Mutex::new(VecDeque::new()),
+            link: Mutex::new(None),
             cq: Arc::clone(cq),
             _pd: Arc::clone(pd),
         };
@@ -220,11 +224,15 @@ impl Qp {
 
     fn modify(
         &self,
-        mut attr: ffi::ibv_qp_attr,
+        attr: ffi::ibv_qp_attr,
         fields: &[ffi::ibv_qp_attr_mask],
         last: ffi::ibv_qp_attr_mask,
     ) -> Result<(), i32> {
-        let mask = fields.iter().fold(last.0, |all, f| all | f.0);
+        self.modify_masked(attr, fields.iter().fold(last.0, |all, f| all | f.0))
+    }
+
+    /// Changes the fields of the mask, which is that of `ibv_modify_qp(3)`.
+    pub(super) fn modify_masked(&self, mut attr: ffi::ibv_qp_attr, mask: u32) -> Result<(), i32> {
         let mask = i32::try_from(mask).map_err(|_| errno::EINVAL)?;
         // SAFETY: O1, O4.
         outcome(unsafe { ffi::ibv_modify_qp(self.ptr(), &mut attr, mask) })
@@ -388,8 +396,8 @@ fn path_mtu(bytes: u16) -> ffi::ibv_mtu {
 
 const FAULT: i32 = errno::EFAULT;
 /// 4.096 us * 2^14 = 67 ms to wait for an answer.
-const ACK_TIMEOUT: u8 = 14;
+pub(super) const ACK_TIMEOUT: u8 = 14;
 /// One less than there may be: rdma_rxe takes 7 as without end, and never gives a dead peer up.
-const RETRIES: u8 = 6;
+pub(super) const RETRIES: u8 = 6;
 /// 12 = 0.64 ms before the sender tries again.
-const RNR_TIMER: u8 = 12;
+pub(super) const RNR_TIMER: u8 = 12;
