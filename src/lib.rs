@@ -49,7 +49,10 @@ pub mod audit;
 pub mod cli;
 mod open;
 
-pub use open::{OpenError, Opened, open, open_beside, open_device, open_on, profile_of};
+pub use open::{
+    OpenError, Opened, ShareError, open, open_beside, open_device, open_in, open_on, profile_of,
+    share_pd,
+};
 
 pub use memreg_config as config;
 pub use memreg_core as core;
@@ -62,7 +65,7 @@ pub use memreg_core::device::{AnyDevice, Caps, Device, Endpoint};
 pub use memreg_core::drive::{Driven, connect_pair, settle};
 pub use memreg_core::transport::{
     Buffers, Exposed, ExposureState, LocalDone, LocalOp, NoReply, OpenOptions, Progress, Received,
-    Reply, ReplyToken, State, Stats, error,
+    Reply, ReplyToken, SharedPd, State, Stats, error,
 };
 pub use memreg_core::{Disposition, DmaBuf, Grant, MemReg, Segment, Tick};
 pub use memreg_selector::{Candidate, choose};

@@ -7,9 +7,11 @@ use memreg_config::{
 use memreg_core::device::sim::{Fabric, Profile, profile};
 use memreg_core::device::{AnyDevice, Device};
 use memreg_core::error::Disposition;
-use memreg_core::transport::{OpenOptions, error};
-use memreg_selector::{Candidate, SelectError, Tried, Wanted, rechoose};
-use memreg_strategies::{BuildOptions, Registry, RegistryError};
+use memreg_core::transport::{OpenOptions, SharedPd, SharedPdError, error};
+use memreg_selector::{
+    Candidate, NotQpBound, SelectError, Tried, Wanted, prove_qp_bound_keys, rechoose,
+};
+use memreg_strategies::{BuildOptions, Registry, RegistryError, Strategy};
 
 /// An open transport, and how its strategy came to be chosen.
 #[derive(Debug)]
@@ -133,6 +135,15 @@ fn verbs_device(_: &VerbsSettings) -> Result<AnyDevice, OpenError> {
 /// # Errors
 /// As [`open`].
 pub fn open_on(device: AnyDevice, settings: &Settings) -> Result<Opened, OpenError> {
+    open_with(&device, settings, |s, options| Transport::open(device.clone(), s, options))
+}
+
+/// Chooses until one opens.
+fn open_with(
+    device: &AnyDevice,
+    settings: &Settings,
+    open: impl Fn(Strategy, &OpenOptions) -> Result<Transport, error::OpenError>,
+) -> Result<Opened, OpenError> {
     let registry = Registry::new()?;
     let caps = device.caps();
     let (wanted, options) = (wanted(settings), build_options(settings));
@@ -141,15 +152,54 @@ pub fn open_on(device: AnyDevice, settings: &Settings) -> Result<Opened, OpenErr
     loop {
         let choice = rechoose(&registry, &caps, &settings.ask, &wanted, &options, &tried)?;
         let name = memreg_core::MemReg::name(&choice.strategy);
-        match Transport::open(device.clone(), choice.strategy, &open_options) {
+        match open(choice.strategy, &open_options) {
             Ok(transport) => return Ok(Opened { transport, candidates: choice.candidates }),
             Err(error::OpenError::Device { source, .. }) => {
                 tracing::warn!(strategy = name, error = %source, "strategy tried, failed");
                 tried.push(Tried { name: name.to_owned(), failed: source.to_string() });
             }
+            Err(e @ error::OpenError::SharedPd { .. }) => {
+                tried.push(Tried { name: name.to_owned(), failed: e.to_string() });
+            }
             Err(e) => return Err(e.into()),
         }
     }
+}
+
+/// Makes a protection domain that transports on this device can share, if the device is seen to
+/// bind a window's key to its connection.
+///
+/// # Errors
+/// [`ShareError`]; transports then need a PD each, as [`open_on`] makes them.
+/// # Cost
+/// Three connections of the device to itself.
+pub fn share_pd(device: AnyDevice, settings: &Settings) -> Result<SharedPd<AnyDevice>, ShareError> {
+    let registry = Registry::new()?;
+    let proof = prove_qp_bound_keys(&device, &registry, &settings.ask)?;
+    Ok(SharedPd::new(device, proof)?)
+}
+
+/// Opens a transport in a shared protection domain.
+///
+/// # Errors
+/// As [`open`]. A strategy whose keys are valid in the whole PD counts as tried and failed.
+pub fn open_in(pd: &SharedPd<AnyDevice>, settings: &Settings) -> Result<Opened, OpenError> {
+    open_with(pd.device(), settings, |strategy, options| Transport::open_in(pd, strategy, options))
+}
+
+/// No protection domain to share.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ShareError {
+    /// Two strategies linked into this program collide.
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+    /// The device was not seen to bind keys to their QP.
+    #[error(transparent)]
+    NotQpBound(#[from] NotQpBound),
+    /// It could not be made.
+    #[error(transparent)]
+    Pd(#[from] SharedPdError),
 }
 
 /// What the software device of these settings resembles: profile, file and overrides merged.
@@ -247,6 +297,28 @@ mod tests {
         let device = open_device(&s).unwrap();
         let e = open_on(device.clone(), &s).unwrap_err();
         assert!(e.to_string().contains("tried, failed: alloc_mr: ENOMEM (12)"), "{e}");
+        assert_eq!(left_over(&device), 0);
+    }
+
+    #[test]
+    fn connections_share_a_pd_where_keys_were_seen_to_be_bound_to_their_qp() {
+        let s = settings(&["device.profile=rxe"]);
+        let pd = share_pd(open_device(&s).unwrap(), &s).unwrap();
+        let all: Vec<_> = (0..3).map(|_| open_in(&pd, &s).unwrap().transport).collect();
+        let first = all[0].protection_domain();
+        assert!(all.iter().all(|t| t.protection_domain() == first && t.strategy_name() == "frwr"));
+        let named = settings(&["device.profile=rxe", "strategy.name=fmr"]);
+        let e = open_in(&pd, &named).unwrap_err().to_string();
+        assert!(e.contains("fmr cannot share a protection domain: its keys"), "{e}");
+    }
+
+    #[test]
+    fn no_pd_is_shared_where_keys_are_valid_in_all_of_it() {
+        let s = settings(&[]);
+        let device = open_device(&s).unwrap();
+        let e = share_pd(device.clone(), &s).unwrap_err().to_string();
+        let why = "frwr uses page lists here, whose keys are valid in the PD";
+        assert_eq!(e, format!("not seen that keys are bound to their QP: {why}"));
         assert_eq!(left_over(&device), 0);
     }
 

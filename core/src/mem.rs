@@ -12,7 +12,7 @@ use crate::types::{DeviceId, DmaAddr, Lkey, MrId};
 use memmap2::{MmapOptions, MmapRaw};
 use std::fmt;
 use std::ops::{Deref, DerefMut, Range};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The bytes' lifetime. Whoever holds this keeps the memory mapped but has no way to look at it.
@@ -342,6 +342,9 @@ impl Drop for LocalMr {
 /// driven.
 #[derive(Debug, Default)]
 pub(crate) struct DeregQueue {
+    /// Length of `waiting`, so that whoever looks in vain takes no lock: in a shared PD all its
+    /// transports look at every poll.
+    count: AtomicUsize,
     inner: Mutex<DeregInner>,
 }
 
@@ -356,18 +359,26 @@ impl DeregQueue {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         if !inner.closed {
             inner.waiting.push((mr, memory));
+            self.count.store(inner.waiting.len(), Ordering::Release);
         }
     }
 
     /// Takes one waiting MR; the memory must be kept until the MR is deregistered.
     pub(crate) fn pop(&self) -> Option<(MrId, Arc<Allocation>)> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner).waiting.pop()
+        if self.count.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let taken = inner.waiting.pop();
+        self.count.store(inner.waiting.len(), Ordering::Release);
+        taken
     }
 
     /// From now on MRs are not queued; returns those that still wait.
     pub(crate) fn close(&self) -> Vec<(MrId, Arc<Allocation>)> {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         inner.closed = true;
+        self.count.store(0, Ordering::Release);
         std::mem::take(&mut inner.waiting)
     }
 }

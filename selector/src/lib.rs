@@ -10,7 +10,7 @@ mod plan;
 pub mod probe;
 
 pub use plan::{Plan, Sizing};
-pub use probe::{ProbeReport, probe, probe_telling};
+pub use probe::{NotQpBound, ProbeReport, probe, probe_telling, prove_qp_bound_keys};
 
 use memreg_core::MemReg;
 use memreg_core::device::Caps;

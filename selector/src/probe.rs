@@ -7,9 +7,13 @@
 //!
 //! - `pair`: the two ends of one such connection
 //! - `steps`: what is tried on them
+//! - `shared`: whether connections may share a protection domain
 
 mod pair;
+mod shared;
 mod steps;
+
+pub use shared::{NotQpBound, prove_qp_bound_keys};
 
 use crate::Tried;
 use memreg_core::device::{Caps, Device};

@@ -14,3 +14,4 @@ mod open;
 mod posts;
 mod rig;
 mod rnr;
+mod shared_pd;

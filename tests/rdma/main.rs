@@ -14,4 +14,5 @@ mod faults;
 mod life;
 mod pair;
 mod peer_process;
+mod shared_pd;
 mod transfers;

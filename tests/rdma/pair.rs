@@ -5,7 +5,7 @@ use memreg_core::device::{Device, WcStatus};
 use memreg_core::drive::{Driven, connect_pair};
 use memreg_core::sizing::Ask;
 use memreg_core::transport::{
-    Buffers, ExposureState, NoReply, OpenOptions, Received, Reply, State,
+    Buffers, ExposureState, NoReply, OpenOptions, Received, Reply, SharedPd, State,
 };
 use memreg_core::{DmaBuf, Exposed, Grant, Segment, Tick, Transport};
 use memreg_strategies::{Fmr, Frwr, Physical, Strategy};
@@ -50,6 +50,15 @@ impl Pair {
         let options = OpenOptions { ask: ASK, ..OpenOptions::default() };
         let open = |s| Transport::open(dev.clone(), s, &options).unwrap_or_else(|e| panic!("{e}"));
         let (mut owner, mut peer) = (open(strategy), open(Fmr::new().into()));
+        connect_pair(&mut owner, &mut peer).unwrap();
+        Pair { owner, peer, start: Instant::now() }
+    }
+
+    /// Whose owner is in a PD that others share.
+    pub fn open_in(pd: &SharedPd<VerbsDevice>) -> Pair {
+        let options = OpenOptions { ask: ASK, ..OpenOptions::default() };
+        let mut owner = Transport::open_in(pd, Frwr::new().into(), &options).unwrap();
+        let mut peer = Transport::open(pd.device().clone(), Fmr::new().into(), &options).unwrap();
         connect_pair(&mut owner, &mut peer).unwrap();
         Pair { owner, peer, start: Instant::now() }
     }

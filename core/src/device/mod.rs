@@ -148,7 +148,7 @@ pub enum AsyncEvent {
 /// # Cost
 /// `post_send`, `post_recv` and `poll_cq` are the fast path; all others may cost a system call.
 #[enum_dispatch::enum_dispatch]
-pub trait Device: sealed::Sealed + Send {
+pub trait Device: sealed::Sealed + Clone + Send {
     /// Which opened device this is.
     fn id(&self) -> DeviceId;
 

@@ -77,7 +77,7 @@ impl<'a, D: Device> Ctl<'a, D> {
 
 impl<D: Device> Control for Ctl<'_, D> {
     fn alloc_region(&mut self, depth: u32, kind: FastMrKind) -> Result<RegionId, DeviceError> {
-        if matches!(self.scope, Scope::Unmap(_)) {
+        if matches!(self.scope, Scope::Unmap(_)) || self.eng.shared {
             return Err(DeviceError::new(Verb::AllocMr, errno::EINVAL));
         }
         let keys = self.eng.device.alloc_fast_mr(self.eng.pd, depth, kind)?;
@@ -100,6 +100,9 @@ impl<D: Device> Control for Ctl<'_, D> {
     fn reg_mr(&mut self, bytes: Range<u64>) -> Result<RegionId, DeviceError> {
         let id = self.mapping(&bytes)?;
         let invalid = DeviceError::new(Verb::RegMr, errno::EINVAL);
+        if self.eng.shared {
+            return Err(invalid);
+        }
         let len = bytes.end - bytes.start;
         let (addr, access) = self.one_range(id, bytes.clone()).ok_or(invalid)?;
         let keys = self.eng.device.reg_mr(self.eng.pd, addr, len, access)?;

@@ -9,9 +9,11 @@
 //! - [`exposure`]: slots that hold bytes, and their handles
 //! - `stage`: wishes into WRs, and undo
 //! - `control`: what a strategy may do to regions
+//! - `domain`: the PD, which several transports may share
 
 pub(crate) mod arena;
 pub(crate) mod control;
+pub(crate) mod domain;
 pub mod exposure;
 pub(crate) mod keys;
 pub mod ledger;
@@ -20,7 +22,7 @@ pub(crate) mod stage;
 pub mod stats;
 
 use crate::device::{Caps, Device, DeviceError, DeviceErrorKind, MrKeys, Verb, WrChain, errno};
-use crate::mem::{DeregQueue, Fenced, LocalMr, Placement, Unmapped};
+use crate::mem::{Fenced, LocalMr, Placement, Unmapped};
 use crate::memreg::{Event, RegionId, SegShape};
 use crate::mutants::mutant;
 use crate::sizing::Limits;
@@ -28,6 +30,7 @@ use crate::types::{
     Access, CqId, DeviceId, DmaAddr, Epoch, Lkey, MrId, MwId, PdId, QpId, Tick, TransportId,
 };
 use arena::Arena;
+use domain::Domain;
 use exposure::{Buffers, ExposureId, ExposureState, LocalId, Piece, Slots};
 use keys::{KeyTable, RegionKind};
 use ledger::{KeyEvent, LedgerEvent, Rule};
@@ -35,7 +38,7 @@ use ring::{RingOp, SendRing};
 use slotmap::Key;
 use smallvec::SmallVec;
 use stats::Stats;
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -50,6 +53,9 @@ pub(crate) struct Engine<D: Device> {
     pub(crate) id: TransportId,
     pub(crate) caps: Caps,
     pub(crate) limits: Limits,
+    pub(crate) domain: Arc<Domain<D>>,
+    /// Other transports may be in the PD: no key may be valid in all of it.
+    pub(crate) shared: bool,
     pub(crate) pd: PdId,
     pub(crate) cq: CqId,
     pub(crate) qp: Option<QpId>,
@@ -69,11 +75,8 @@ pub(crate) struct Engine<D: Device> {
     pub(crate) next_lease: Option<Tick>,
     /// What the strategy has not heard yet.
     pub(crate) events: VecDeque<(RegionId, Event)>,
-    /// Buffers' local MRs: those to deregister, and all that exist.
-    pub(crate) local_queue: Arc<DeregQueue>,
-    /// Rights of such an MR: local write, and parent of windows where there are any.
+    /// Rights of a buffer's local MR: local write, and parent of windows where there are any.
     pub(crate) local_access: Access,
-    pub(crate) local_mrs: BTreeSet<MrId>,
     /// Objects that nobody uses any more and that the device has not let go of.
     pub(crate) strays: Vec<Stray>,
     /// None, or one for each direction.
@@ -101,11 +104,20 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 impl<D: Device> Engine<D> {
     /// An engine with PD and CQ, and no QP yet.
-    pub(crate) fn new(device: D, caps: Caps, limits: Limits, pd: PdId, cq: CqId) -> Engine<D> {
+    pub(crate) fn new(
+        domain: Arc<Domain<D>>,
+        shared: bool,
+        caps: Caps,
+        limits: Limits,
+        cq: CqId,
+    ) -> Engine<D> {
+        let (device, pd) = (domain.device.clone(), domain.pd);
         Engine {
             device_id: device.id(),
             gone: false,
             id: TransportId(NEXT_ID.fetch_add(1, Ordering::Relaxed)),
+            domain,
+            shared,
             pd,
             cq,
             qp: None,
@@ -120,9 +132,7 @@ impl<D: Device> Engine<D> {
             chain_ops: vec![],
             next_lease: None,
             events: VecDeque::with_capacity(64),
-            local_queue: Arc::default(),
             local_access: local_access(&caps),
-            local_mrs: BTreeSet::new(),
             strays: vec![],
             arenas: vec![],
             shapes: vec![],
@@ -419,7 +429,7 @@ impl<D: Device> Engine<D> {
             return Err(DeviceError::new(Verb::RegMr, errno::EFAULT));
         };
         if let Some(local) = &place.local
-            && Arc::ptr_eq(&local.owner, &self.local_queue)
+            && Arc::ptr_eq(&local.owner, &self.domain.queue)
         {
             self.stats.local_hits += 1;
             return Ok((local.mr, local.lkey));
@@ -429,8 +439,8 @@ impl<D: Device> Engine<D> {
         let access = self.local_access;
         let MrKeys { mr, lkey, .. } = self.device.reg_mr(self.pd, place.addr, len, access)?;
         self.stats.local_registrations += 1;
-        self.local_mrs.insert(mr);
-        let owner = Arc::clone(&self.local_queue);
+        self.domain.registered(mr);
+        let owner = Arc::clone(&self.domain.queue);
         place.local = Some(LocalMr { mr, lkey, owner, memory: piece.bytes.lifetime() });
         Ok((mr, lkey))
     }
@@ -451,30 +461,14 @@ impl<D: Device> Engine<D> {
     /// Deregisters MRs of buffers that are gone, at most `budget` of them.
     pub(crate) fn drain_local_queue(&mut self, budget: usize) {
         for _ in 0..budget {
-            let Some((mr, memory)) = self.local_queue.pop() else { return };
+            let Some((mr, memory)) = self.domain.queue.pop() else { return };
             match self.dereg_mr(mr) {
-                Ok(()) => {
-                    self.local_mrs.remove(&mr);
-                }
+                Ok(()) => self.domain.deregistered(mr),
                 Err(e) => {
                     tracing::warn!(error = %e, "a local MR stays registered; tried again later");
-                    self.local_queue.push(mr, memory);
+                    self.domain.queue.push(mr, memory);
                     return;
                 }
-            }
-        }
-    }
-
-    /// At the end: deregisters every local MR, also of buffers that the program still has. Memory
-    /// of one that stays registered is kept.
-    pub(crate) fn close_local_mrs(&mut self) {
-        self.drain_local_queue(usize::MAX);
-        let mut stuck = std::mem::take(&mut self.local_mrs);
-        stuck.retain(|&mr| self.dereg_mr(mr).is_err());
-        for (mr, memory) in self.local_queue.close() {
-            if stuck.contains(&mr) {
-                self.stats.bytes_leaked += memory.len() as u64;
-                std::mem::forget(memory);
             }
         }
     }

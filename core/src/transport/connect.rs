@@ -2,10 +2,12 @@
 
 use super::error::{ConnectError, DownCause, OpenError};
 use super::exchange::Messages;
+use super::shared_pd::{self, SharedPd};
 use super::{State, Transport};
 use crate::device::{Device, DeviceError, Endpoint, RtsAttrs};
 use crate::engine::arena::Arena;
 use crate::engine::control::{Ctl, Scope};
+use crate::engine::domain::Domain;
 use crate::engine::keys::KeyState;
 use crate::engine::{Engine, Stray};
 use crate::error::ApiMisuse;
@@ -13,6 +15,7 @@ use crate::memreg::{MemReg, WrBatch};
 use crate::sizing::{Ask, KeyScope, Limits, check_messages};
 use crate::types::{Grant, QpId};
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 /// What to open.
 #[derive(Clone, Copy, Debug)]
@@ -47,7 +50,28 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     /// Ready afterwards. On error everything made on the way is gone again.
     /// # Errors
     /// [`OpenError`] with the reason, the numbers, or the verb.
-    pub fn open(device: D, mut strategy: S, options: &OpenOptions) -> Result<Self, OpenError> {
+    pub fn open(device: D, strategy: S, options: &OpenOptions) -> Result<Self, OpenError> {
+        Self::open_with(device, None, strategy, options)
+    }
+
+    /// As [`open`](Transport::open), in a PD that others share.
+    ///
+    /// # Errors
+    /// [`OpenError::SharedPd`] for a strategy whose keys are not bound to its connection.
+    pub fn open_in(
+        pd: &SharedPd<D>,
+        strategy: S,
+        options: &OpenOptions,
+    ) -> Result<Self, OpenError> {
+        Self::open_with(pd.device().clone(), Some(pd), strategy, options)
+    }
+
+    fn open_with(
+        device: D,
+        pd: Option<&SharedPd<D>>,
+        mut strategy: S,
+        options: &OpenOptions,
+    ) -> Result<Self, OpenError> {
         let caps = device.caps();
         let name = strategy.name();
         let rejected = |source| OpenError::Rejected { name, device: device.name(), source };
@@ -58,12 +82,15 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         check_messages(&caps, &options.ask, &limits).map_err(sized)?;
         let broke = |source| OpenError::Device { name, source };
 
-        let pd = device.alloc_pd().map_err(broke)?;
-        let (cq, _) = device.create_cq(limits.cq_entries).map_err(|e| {
-            let _ = device.dealloc_pd(pd);
-            broke(e)
-        })?;
-        let eng = Engine::new(device, caps, limits, pd, cq);
+        let domain = match pd {
+            None => Arc::new(Domain::open(device).map_err(broke)?),
+            Some(pd) => match shared_pd::refusal(caps.transport, &limits) {
+                None => Arc::clone(&pd.domain),
+                Some(why) => return Err(OpenError::SharedPd { name, why }),
+            },
+        };
+        let (cq, _) = domain.device.create_cq(limits.cq_entries).map_err(broke)?;
+        let eng = Engine::new(domain, pd.is_some(), caps, limits, cq);
         // From here on, `Drop` undoes what was made.
         let mut t = Transport {
             eng,
@@ -299,7 +326,6 @@ impl<D: Device, S: MemReg> Drop for Transport<D, S> {
         self.destroy_keys();
         self.leak_what_is_open();
         self.messages.close(&mut self.eng, qp_gone);
-        self.eng.close_local_mrs();
         for region in self.eng.keys.ids().collect::<Vec<_>>() {
             let _ = self.eng.end_region(region);
         }
@@ -308,7 +334,6 @@ impl<D: Device, S: MemReg> Drop for Transport<D, S> {
             self.eng.stats.bytes_leaked += arena.close(&mut self.eng, qp_gone);
         }
         let _ = self.eng.device.destroy_cq(self.eng.cq);
-        let _ = self.eng.device.dealloc_pd(self.eng.pd);
         let bytes = self.eng.stats.bytes_leaked;
         if bytes > 0 {
             tracing::error!(bytes, "the device did not let go of memory; it stays mapped");

@@ -80,6 +80,14 @@ pub enum OpenError {
         /// What is wrong.
         what: &'static str,
     },
+    /// Others are in the PD, and the strategy would let their peers in.
+    #[error("strategy {name} cannot share a protection domain: {why}")]
+    SharedPd {
+        /// The strategy.
+        name: &'static str,
+        /// Why.
+        why: &'static str,
+    },
     /// The inline size that was named is more than the device takes; without it the QP is made.
     #[error(
         "create_qp refused {} send and {} receive WRs, {} SGEs, {} inline bytes (device limits: \

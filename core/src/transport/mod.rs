@@ -5,6 +5,7 @@
 //! apart).
 //!
 //! - `connect`: open, connect, disconnect, reconnect, close
+//! - `shared_pd`: one protection domain for many transports
 //! - `queue_pair`: making a QP that the device takes
 //! - `expose`: expose, revoke, cancel, reclaim
 //! - `lease`: exposures that end by themselves
@@ -23,6 +24,7 @@ mod expose;
 mod lease;
 mod local;
 mod queue_pair;
+mod shared_pd;
 
 pub use crate::engine::exposure::{Buffers, Exposed, ExposureState, LocalOp, RemoteAccess};
 pub use crate::engine::ledger::{KeyEvent, Ledger, LedgerEntry, LedgerEvent, Rule};
@@ -32,6 +34,7 @@ pub use connect::OpenOptions;
 pub use exchange::{Received, Reply, ReplyToken};
 pub use expose::NoReply;
 pub use local::LocalDone;
+pub use shared_pd::{QpBoundKeys, SharedPd, SharedPdError};
 
 use crate::device::{Caps, Device, Endpoint};
 use crate::engine::Engine;

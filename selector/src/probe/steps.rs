@@ -243,7 +243,7 @@ fn bounds<D: Device + Clone>(bench: &Bench<'_, D>, name: &str) -> Result<(), Str
 }
 
 /// A write with a good key, through another QP of the owner's protection domain.
-fn other_qp<D: Device + Clone>(bench: &Bench<'_, D>, name: &str) -> Result<(), String> {
+pub(super) fn other_qp<D: Device + Clone>(bench: &Bench<'_, D>, name: &str) -> Result<(), String> {
     let mut pair = Pair::open(bench, name)?;
     let (_exposed, segments) = pair.expose(buffer(bench.len(), BEFORE)?, Grant::PeerWrites)?;
     let segment = segments.first().ok_or("no key")?;

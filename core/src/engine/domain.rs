@@ -1,0 +1,68 @@
+//! A protection domain, and the local MRs of buffers in it.
+
+use crate::device::{Device, DeviceError, DeviceErrorKind};
+use crate::mem::DeregQueue;
+use crate::types::{MrId, PdId};
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A PD of one transport, or of several that share it; the last one that goes ends it.
+///
+/// A buffer's local MR belongs to the PD, so every transport in it finds a buffer registered that
+/// any of them has used.
+#[derive(Debug)]
+pub(crate) struct Domain<D: Device> {
+    pub(crate) device: D,
+    pub(crate) pd: PdId,
+    /// Local MRs whose buffers are gone.
+    pub(crate) queue: Arc<DeregQueue>,
+    /// All local MRs that exist.
+    live: Mutex<BTreeSet<MrId>>,
+}
+
+impl<D: Device> Domain<D> {
+    pub(crate) fn open(device: D) -> Result<Domain<D>, DeviceError> {
+        let pd = device.alloc_pd()?;
+        Ok(Domain { device, pd, queue: Arc::default(), live: Mutex::default() })
+    }
+
+    pub(crate) fn registered(&self, mr: MrId) {
+        self.live().insert(mr);
+    }
+
+    pub(crate) fn deregistered(&self, mr: MrId) {
+        self.live().remove(&mr);
+    }
+
+    fn live(&self) -> MutexGuard<'_, BTreeSet<MrId>> {
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn dereg(&self, mr: MrId) -> bool {
+        match self.device.dereg_mr(mr) {
+            Err(e) => e.kind() == DeviceErrorKind::Gone && self.device.is_gone(),
+            Ok(()) => true,
+        }
+    }
+}
+
+impl<D: Device> Drop for Domain<D> {
+    /// Deregisters every local MR, also of buffers that the program still has. Memory under one
+    /// that stays registered is never freed.
+    fn drop(&mut self) {
+        let mut live = std::mem::take(&mut *self.live());
+        live.retain(|&mr| !self.dereg(mr));
+        let mut bytes = 0;
+        for (mr, memory) in self.queue.close() {
+            if live.contains(&mr) {
+                bytes += memory.len() as u64;
+                std::mem::forget(memory);
+            }
+        }
+        if !live.is_empty() {
+            let mrs = live.len();
+            tracing::error!(mrs, bytes, "the device keeps local MRs; dropped memory stays mapped");
+        }
+        let _ = self.device.dealloc_pd(self.pd);
+    }
+}
