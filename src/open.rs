@@ -43,9 +43,9 @@ pub enum OpenError {
     )]
     VerbsNotBuilt,
     /// The device of libibverbs could not be opened.
-    #[cfg(all(feature = "verbs", target_os = "linux"))]
-    #[error("device.kind = \"verbs\": {0}")]
-    Verbs(memreg_core::device::verbs::OpenError),
+    #[cfg(target_os = "linux")]
+    #[error("device.kind = \"verbs\": {0}; the software device needs none: device.kind = \"sim\"")]
+    Verbs(memreg_core::device::host::OpenError),
     /// Two strategies linked into this program collide.
     #[error(transparent)]
     Registry(#[from] RegistryError),
@@ -121,7 +121,12 @@ pub fn open_device(settings: &Settings) -> Result<AnyDevice, OpenError> {
 #[cfg(all(feature = "verbs", target_os = "linux"))]
 fn verbs_device(settings: &VerbsSettings) -> Result<AnyDevice, OpenError> {
     use memreg_core::device::verbs::{VerbsDevice, VerbsOptions};
-    let options = VerbsOptions { name: settings.name.clone(), ..VerbsOptions::default() };
+    let options = VerbsOptions {
+        name: settings.name.clone(),
+        port: settings.port,
+        gid_index: settings.gid_index,
+        numa_node: settings.numa_node,
+    };
     Ok(VerbsDevice::open(&options).map_err(OpenError::Verbs)?.into())
 }
 

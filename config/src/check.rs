@@ -92,7 +92,14 @@ fn value(given: &Given, key: &Key, rules: Rules<'_>) -> Result<ValueKind, Fault>
     match (key.kind, given) {
         (Kind::Bool, Given::Bool(b)) => Ok(ValueKind::Boolean(*b)),
         (Kind::Int { min, max, .. }, Given::Int(i)) => in_range(*i, min, max).map(ValueKind::U64),
-        (Kind::Int { .. } | Kind::Size { .. }, Given::Huge(_)) => fault("is out of range"),
+        (Kind::AutoOr { .. }, Given::Text(text)) if text == "auto" => Ok(text_kind(text)),
+        (Kind::AutoOr { .. }, Given::Text(text)) if text.eq_ignore_ascii_case("auto") => {
+            Err(Fault { message: "differs in case".into(), hint: Some("auto".into()) })
+        }
+        (Kind::AutoOr { min, max }, Given::Int(i)) => in_range(*i, min, max).map(ValueKind::U64),
+        (Kind::Int { .. } | Kind::AutoOr { .. } | Kind::Size { .. }, Given::Huge(_)) => {
+            fault("is out of range")
+        }
         (Kind::Size { .. }, Given::Float(_)) => fault("has a fraction; use a smaller unit"),
         (Kind::Size { min, max, power_of_two }, Given::Int(i)) => {
             sized(in_range(*i, min, max)?, power_of_two)
@@ -124,7 +131,8 @@ fn read(text: &str, kind: Kind) -> Result<Given, Fault> {
             "false" => Given::Bool(false),
             _ => return fault("is neither true nor false"),
         },
-        Kind::Int { .. } => {
+        Kind::AutoOr { .. } if text.eq_ignore_ascii_case("auto") => Given::Text(text.to_owned()),
+        Kind::Int { .. } | Kind::AutoOr { .. } => {
             let digits = text.strip_prefix('-').unwrap_or(text);
             let leading_zero = digits.len() > 1 && digits.starts_with('0');
             if digits.is_empty() || leading_zero || !digits.bytes().all(|b| b.is_ascii_digit()) {
@@ -278,7 +286,7 @@ fn scalar(given: &Given) -> Result<ValueKind, Fault> {
 
 fn wrong_type(kind: Kind, given: &Given) -> Fault {
     let mut message = format!("is {}, not {}", given.noun(), kind.noun());
-    if let (Kind::Bool | Kind::Int { .. }, Given::Text(text)) = (kind, given)
+    if let (Kind::Bool | Kind::Int { .. } | Kind::AutoOr { .. }, Given::Text(text)) = (kind, given)
         && read(text, kind).is_ok()
     {
         message.push_str("; write it without quotes");

@@ -28,9 +28,13 @@ fn device(merged: &Merged, warnings: &mut Vec<Problem>) {
         Some("verbs") => {
             (&["device.profile", "device.seed", "device.caps"], "device.kind = \"verbs\"")
         }
-        _ => (&["device.name"], "device.kind = \"sim\""),
+        _ => (
+            &["device.name", "device.port", "device.gid_index", "device.numa_node"],
+            "device.kind = \"sim\"",
+        ),
     };
-    for key in useless {
+    // `auto` asks for nothing that could be missed.
+    for key in useless.iter().filter(|key| merged.text(key) != Some("auto")) {
         warnings.extend(no_effect(merged, key, why));
     }
 }

@@ -27,6 +27,9 @@ pub(crate) struct Raw {
 pub(crate) struct Device {
     pub kind: Kind,
     pub name: Option<String>,
+    pub port: AutoOr,
+    pub gid_index: AutoOr,
+    pub numa_node: AutoOr,
     pub profile: String,
     pub seed: u64,
     #[serde(default)]
@@ -39,6 +42,31 @@ pub(crate) struct Device {
 pub(crate) enum Kind {
     Sim,
     Verbs,
+}
+
+/// A number, or the word `auto`; `check` lets no other word through.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+pub(crate) enum AutoOr {
+    Number(u64),
+    Word(Auto),
+}
+
+/// The word.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Auto {
+    Auto,
+}
+
+impl AutoOr {
+    /// The number, of whatever width its range fits.
+    pub fn number<T: TryFrom<u64>>(&self) -> Option<T> {
+        match self {
+            AutoOr::Number(n) => T::try_from(*n).ok(),
+            AutoOr::Word(Auto::Auto) => None,
+        }
+    }
 }
 
 /// `[strategy]`.

@@ -55,7 +55,9 @@ fn describe(out: &mut String, name: &str, key: &Key) {
 fn literal(value: &str, kind: Kind) -> String {
     match kind {
         Kind::Bool | Kind::Int { .. } | Kind::Scalar => value.to_owned(),
-        Kind::Size { .. } if value.bytes().all(|b| b.is_ascii_digit()) => value.to_owned(),
+        Kind::Size { .. } | Kind::AutoOr { .. } if value.bytes().all(|b| b.is_ascii_digit()) => {
+            value.to_owned()
+        }
         Kind::Order => {
             let names: Vec<String> = value.split(',').map(|name| format!("\"{name}\"")).collect();
             format!("[{}]", names.join(", "))

@@ -23,6 +23,8 @@ pub(crate) enum Kind {
     Bool,
     /// A whole number of `unit`.
     Int { min: u64, max: u64, unit: &'static str },
+    /// A whole number, or `auto` to have one chosen.
+    AutoOr { min: u64, max: u64 },
     /// Bytes, with or without a unit.
     Size { min: u64, max: u64, power_of_two: bool },
     /// One of a few words.
@@ -102,6 +104,7 @@ impl Kind {
         match self {
             Kind::Bool => "true or false".to_owned(),
             Kind::Int { min, max, unit } => join(format!("{min}..={max}"), unit),
+            Kind::AutoOr { min, max } => format!("auto or {min}..={max}"),
             Kind::Size { min, max, power_of_two } => {
                 let what = if power_of_two { "a power of two, " } else { "" };
                 format!("{what}{min}..={max} bytes, or with KiB, MiB, GiB, TiB, KB, MB, GB, TB")
@@ -123,6 +126,7 @@ impl Kind {
         match self {
             Kind::Bool => "a boolean",
             Kind::Int { .. } => "a whole number",
+            Kind::AutoOr { .. } => "auto or a whole number",
             Kind::Size { .. } => "a size",
             Kind::Order => "a list of names",
             Kind::Scalar => "a scalar",
@@ -166,7 +170,28 @@ const DEVICE: &[Key] = &[
         kind: Kind::Device,
         default: None,
         example: "rxe0",
-        about: "verbs only: which device, compared exactly; unset = the first active one",
+        about: "verbs only: which device, compared exactly; unset = the nearest active one",
+    },
+    Key {
+        path: "device.port",
+        kind: Kind::AutoOr { min: 1, max: 255 },
+        default: Some("auto"),
+        example: "",
+        about: "verbs only: the device's port; auto = its first active one",
+    },
+    Key {
+        path: "device.gid_index",
+        kind: Kind::AutoOr { min: 0, max: 255 },
+        default: Some("auto"),
+        example: "",
+        about: "verbs only: entry of the port's GID table; auto = the one that reaches farthest",
+    },
+    Key {
+        path: "device.numa_node",
+        kind: Kind::AutoOr { min: 0, max: 1023 },
+        default: Some("auto"),
+        example: "",
+        about: "verbs only: memory node to be near if no device is named; auto = this process's",
     },
     Key {
         path: "device.profile",

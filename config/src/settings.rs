@@ -104,8 +104,14 @@ pub struct ProfileFile {
 /// The device of libibverbs.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct VerbsSettings {
-    /// Its exact name, never a prefix or a pattern; `None` = the first active one.
+    /// Its exact name, never a prefix or a pattern; `None` = the nearest active one.
     pub name: Option<String>,
+    /// The port, counted from 1; `None` = the first active one.
+    pub port: Option<u8>,
+    /// The entry of the port's GID table; `None` = the one that reaches farthest.
+    pub gid_index: Option<u8>,
+    /// The memory node to be near; `None` = that of this process, if it is one.
+    pub numa_node: Option<u32>,
 }
 
 /// How memory is granted.
@@ -191,7 +197,12 @@ pub(crate) fn from_raw(raw: Raw, profile: Option<Box<ProfileFile>>) -> Settings 
             seed: raw.device.seed,
             caps: raw.device.caps,
         }),
-        raw::Kind::Verbs => DeviceSettings::Verbs(VerbsSettings { name: raw.device.name }),
+        raw::Kind::Verbs => DeviceSettings::Verbs(VerbsSettings {
+            port: raw.device.port.number(),
+            gid_index: raw.device.gid_index.number(),
+            numa_node: raw.device.numa_node.number(),
+            name: raw.device.name,
+        }),
     };
     let choice = match raw.strategy.name.as_str() {
         "auto" => StrategyChoice::Auto { order: raw.strategy.order },

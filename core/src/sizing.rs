@@ -3,11 +3,13 @@
 
 mod messages;
 mod parts;
+mod pinned;
 mod request;
 mod step_down;
 
 pub use messages::check_messages;
 pub use parts::SendParts;
+pub use pinned::{Pinned, pinned};
 pub use request::{
     PerRequest, Reach, WINDOW_BYTES_LIMIT, page_list_reach, page_list_request, window_limits,
     window_request,

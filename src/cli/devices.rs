@@ -35,14 +35,26 @@ struct Device {
 
 /// A device of the kernel.
 #[derive(Serialize)]
-struct Real {
+pub(super) struct Real {
     kind: &'static str,
     name: String,
     usable: bool,
     /// Why not.
     status: String,
+    /// The memory node that it is close to.
+    numa_node: Option<u32>,
+    ports: Vec<Port>,
     selected: bool,
     attributes: Option<Map<String, Value>>,
+}
+
+/// One of its ports.
+#[derive(Serialize)]
+struct Port {
+    port: u8,
+    state: String,
+    mtu: u16,
+    gids: Vec<String>,
 }
 
 /// Lists the profiles and the devices.
@@ -84,37 +96,47 @@ fn device(p: &Profile, selected: bool) -> Device {
 }
 
 #[cfg(not(all(feature = "verbs", target_os = "linux")))]
-fn real(_: &Settings) -> Vec<Real> {
+pub(super) fn real(_: &Settings) -> Vec<Real> {
     vec![]
 }
 
+/// The devices of the kernel with their ports, whether or not they can be used.
 #[cfg(all(feature = "verbs", target_os = "linux"))]
-fn real(settings: &Settings) -> Vec<Real> {
+pub(super) fn real(settings: &Settings) -> Vec<Real> {
     use memreg_core::device::Device as _;
-    use memreg_core::device::verbs::{VerbsDevice, VerbsOptions, devices};
+    use memreg_core::device::host::choose;
+    use memreg_core::device::verbs::{VerbsDevice, VerbsOptions, facts};
     let selected = match &settings.device {
         DeviceSettings::Sim(_) => None,
         DeviceSettings::Verbs(_) => open_device(settings).ok().map(|d| d.name()),
     };
-    let open = |name: &str| {
-        let options = VerbsOptions { name: Some(name.to_owned()), ..VerbsOptions::default() };
-        VerbsDevice::open(&options)
-    };
-    let shown = |found: memreg_core::device::verbs::Found| {
+    let all = facts();
+    let shown = |one: &memreg_core::device::host::Facts| {
+        let name = one.found.name.clone();
+        let options = VerbsOptions { name: Some(name.clone()), ..VerbsOptions::default() };
         // A node that can be opened is not yet a port that is up.
-        let opened = found.is_usable().then(|| open(&found.name));
-        let (usable, status, attributes) = match opened {
-            None => (false, found.status.to_string(), None),
-            Some(Err(e)) => (false, e.to_string(), None),
-            Some(Ok(d)) => (true, found.status.to_string(), Some(attributes(&d.caps()))),
+        let fits = choose(&all, &options, None).and_then(|_| VerbsDevice::open(&options));
+        let (usable, status, attributes) = match fits {
+            Err(_) if !one.found.is_usable() => (false, one.found.status.to_string(), None),
+            Err(e) => (false, e.to_string(), None),
+            Ok(d) => (true, one.found.status.to_string(), Some(attributes(&d.caps()))),
         };
-        let selected = selected.as_ref() == Some(&found.name);
-        Real { kind: "verbs", name: found.name, usable, status, selected, attributes }
+        let selected = selected.as_ref() == Some(&name);
+        let ports = one.ports.iter().flatten().map(port).collect();
+        let numa_node = one.found.numa_node;
+        Real { kind: "verbs", name, usable, status, numa_node, ports, selected, attributes }
     };
-    devices().into_iter().map(shown).collect()
+    all.iter().map(shown).collect()
 }
 
-fn real_text(all: &[Real]) -> String {
+#[cfg(all(feature = "verbs", target_os = "linux"))]
+fn port(p: &memreg_core::device::host::PortFacts) -> Port {
+    let gids = p.gids.iter().map(ToString::to_string).collect();
+    Port { port: p.info.num, state: p.info.state.to_string(), mtu: p.info.mtu, gids }
+}
+
+/// The same for people.
+pub(super) fn real_text(all: &[Real]) -> String {
     let mut out = String::new();
     if !cfg!(all(feature = "verbs", target_os = "linux")) {
         return out;
@@ -126,6 +148,12 @@ fn real_text(all: &[Real]) -> String {
     for d in all {
         let mark = if d.selected { "  <- selected by the configuration" } else { "" };
         let _ = writeln!(out, "\n{}{mark}\n    {}", d.name, d.status);
+        for p in &d.ports {
+            let _ = writeln!(out, "    port {} {}, mtu {}", p.port, p.state, p.mtu);
+            for gid in &p.gids {
+                let _ = writeln!(out, "        gid {gid}");
+            }
+        }
         let of = |(name, value): (&String, &Value)| vec![name.clone(), value.to_string()];
         if let Some(list) = &d.attributes {
             let rows: Vec<Vec<String>> = list.iter().map(of).collect();

@@ -83,6 +83,26 @@ mod tests {
     }
 
     #[test]
+    #[cfg(target_os = "linux")]
+    fn b93_b88_a_device_that_cannot_be_had_is_exit_3_and_never_another_one() {
+        use memreg_core::device::host::{DeviceStatus, Found, OpenError as No};
+        let library = "librxe-rdmav*.so".to_owned();
+        let status = DeviceStatus::NoProvider { library };
+        let found = Found { name: "rxe0".into(), status, numa_node: None };
+        for (why, part) in [
+            (No::Open { name: "mlx5_bond_0".into(), errno: 1 }, "\"mlx5_bond_0\": open: errno 1"),
+            (No::NoDevice { found: vec![found.clone()] }, "librxe-rdmav*.so is missing"),
+            (No::Unusable(found), "rxe0 (kernel device without user library"),
+        ] {
+            let failure = Failure::from(OpenError::Verbs(why));
+            let text = failure.lines().join("\n");
+            assert_eq!(failure.code(), UNSUITABLE);
+            assert!(text.contains(part), "{text}");
+            assert!(text.contains("device.kind = \"sim\""), "offered, not taken: {text}");
+        }
+    }
+
+    #[test]
     fn each_line_of_an_error_is_a_line() {
         let f = Failure::usage(anyhow::anyhow!("a\nb"));
         assert_eq!((f.lines().len(), f.code()), (2, USAGE));

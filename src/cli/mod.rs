@@ -9,6 +9,7 @@ mod clock;
 mod compare;
 mod devices;
 mod failure;
+mod host;
 mod plan;
 mod probe;
 mod progress;

@@ -1,6 +1,7 @@
 //! `memreg plan`: what would be opened, with which sizes, and why not another.
 
 use super::failure::Failure;
+use super::host::{ChoiceShown, PinLimit};
 use super::table::layout;
 use super::target::Target;
 use super::{Answer, SCHEMA, json};
@@ -8,6 +9,7 @@ use crate::OpenError;
 use crate::open::{build_options, wanted};
 use memreg_config::Settings;
 use memreg_core::device::Device;
+use memreg_core::sizing::{Ask, pinned};
 use memreg_selector::{Candidate, Plan, SelectError, Sizing};
 use memreg_strategies::Registry;
 use serde::Serialize;
@@ -20,12 +22,25 @@ struct Report {
     device: &'static str,
     name: String,
     profile: Option<String>,
+    /// Why this device; `None` for the software device.
+    choice: Option<ChoiceShown>,
     /// `None` if nothing would be opened.
     chosen: Option<&'static str>,
     /// Why nothing would be opened.
     refusal: Option<String>,
     candidates: Vec<CandidateShown>,
     sizing: Option<SizingShown>,
+    /// `None` if nothing would be opened.
+    pinned: Option<PinnedShown>,
+}
+
+/// Bytes that the connection pins, and how many this process may.
+#[derive(Serialize)]
+struct PinnedShown {
+    buffers_bytes: u64,
+    payload_bytes: u64,
+    /// `None`: no limit, or a device that pins nothing.
+    limit_bytes: Option<u64>,
 }
 
 #[derive(Serialize)]
@@ -90,24 +105,47 @@ pub(super) fn run(settings: &Settings, as_json: bool) -> Result<Answer, Failure>
     if let Some(e @ SelectError::Unknown { .. }) = plan.refusal {
         return Err(OpenError::from(e).into());
     }
-    let stdout = match as_json {
-        true => json(&report(&target, &plan)),
-        false => text(&target, &plan),
-    };
-    Ok(Answer { stdout, failure: plan.refusal.map(|e| OpenError::from(e).into()) })
+    Ok(answer(&target, plan, &settings.ask, target.pin_limit(), as_json))
 }
 
-fn report(target: &Target, plan: &Plan) -> Report {
+/// The plan, held against what this process may pin.
+fn answer(target: &Target, plan: Plan, ask: &Ask, limit: PinLimit, as_json: bool) -> Answer {
+    let limits = plan.candidates.iter().find(|c| c.chosen).and_then(|c| c.limits.as_ref());
+    let pinned = limits.map(|limits| pinned(limits, ask));
+    let refused = pinned.and_then(|p| limit.check(p).err());
+    let pinned = pinned.map(|p| PinnedShown {
+        buffers_bytes: p.buffers,
+        payload_bytes: p.payload,
+        limit_bytes: limit.most(),
+    });
+    let stdout = match as_json {
+        true => json(&report(target, &plan, pinned, refused.as_deref())),
+        false => text(target, &plan, pinned.as_ref()),
+    };
+    let refusal = plan.refusal.map(|e| OpenError::from(e).into());
+    let pinning = refused.map(|why| Failure::unsuitable(anyhow::anyhow!("{why}")));
+    Answer { stdout, failure: refusal.or(pinning) }
+}
+
+fn report(
+    target: &Target,
+    plan: &Plan,
+    pinned: Option<PinnedShown>,
+    refused: Option<&str>,
+) -> Report {
+    let refusal = plan.refusal.as_ref().map(ToString::to_string);
     Report {
         schema: SCHEMA,
         command: "plan",
         device: target.kind,
         name: target.device.name(),
         profile: target.profile.clone(),
+        choice: target.choice.clone(),
         chosen: plan.chosen,
-        refusal: plan.refusal.as_ref().map(ToString::to_string),
+        refusal: refusal.or(refused.map(str::to_owned)),
         candidates: plan.candidates.iter().map(candidate).collect(),
         sizing: plan.sizing.as_ref().map(sizing),
+        pinned,
     }
 }
 
@@ -153,9 +191,10 @@ fn sizing(s: &Sizing) -> SizingShown {
     }
 }
 
-fn text(target: &Target, plan: &Plan) -> String {
+fn text(target: &Target, plan: &Plan, pinned: Option<&PinnedShown>) -> String {
     let mut out = String::new();
     let _ = writeln!(out, "memreg {} plan, {}", env!("CARGO_PKG_VERSION"), target.title());
+    out.extend(target.choice.as_ref().map(ChoiceShown::text));
     let _ = writeln!(out, "chosen    {}\n", plan.chosen.unwrap_or("none"));
     out.push_str(&candidates(&plan.candidates));
     if let (Some(name), Some(s)) = (plan.chosen, &plan.sizing) {
@@ -165,6 +204,16 @@ fn text(target: &Target, plan: &Plan) -> String {
             let _ =
                 writeln!(out, "lowered: {} {} of {} asked, by {}", c.what, c.got, c.asked, c.by);
         }
+    }
+    if let Some(p) = pinned
+        && let Some(limit) = p.limit_bytes
+    {
+        let (buffers, payload) = (p.buffers_bytes, p.payload_bytes);
+        let _ = writeln!(
+            out,
+            "pinned    {buffers} bytes for messages and arenas and {payload} for one operation, \
+             of {limit} that this process may pin"
+        );
     }
     out
 }
@@ -210,4 +259,41 @@ fn sizes(s: &Sizing) -> Vec<Vec<String>> {
     ]
     .map(|(name, value, what)| vec![name.to_owned(), value.to_string(), what.to_owned()])
     .to_vec()
+}
+
+#[cfg(test)]
+#[cfg(target_os = "linux")]
+mod tests {
+    use super::*;
+    use memreg_config::Loader;
+    use memreg_core::device::host::Pinning;
+
+    fn planned(limit: Option<u64>, as_json: bool) -> Answer {
+        let settings = Loader::new().set("memory.max_payload=16MiB").load().unwrap().settings;
+        let target = Target::open(&settings).unwrap();
+        let (wanted, options) = (wanted(&settings), build_options(&settings));
+        let caps = target.device.caps();
+        let registry = Registry::builtin();
+        let plan = Plan::new(&registry, &caps, &settings.ask, &wanted, &options, &[]);
+        let limit = PinLimit::of(Pinning { limit, exempt: false });
+        answer(&target, plan, &settings.ask, limit, as_json)
+    }
+
+    #[test]
+    fn b02_a_plan_that_pins_more_than_this_process_may_is_refused_with_its_own_limit() {
+        let refused = planned(Some(8 << 20), false);
+        let failure = refused.failure.unwrap();
+        assert_eq!(failure.code(), super::super::failure::UNSUITABLE);
+        let text = failure.lines().join("\n");
+        assert!(text.contains("RLIMIT_MEMLOCK of this process is 8388608 bytes"), "{text}");
+        assert!(text.contains("16777216 for one operation"), "{text}");
+        assert!(!text.contains("limits.conf"), "{text}");
+        assert!(refused.stdout.contains("of 8388608 that this process may pin"));
+        let shown: serde_json::Value =
+            serde_json::from_str(&planned(Some(8 << 20), true).stdout).unwrap();
+        assert_eq!(shown["pinned"]["limit_bytes"], 8 << 20);
+        assert!(shown["refusal"].as_str().unwrap().starts_with("RLIMIT_MEMLOCK"));
+        assert!(planned(None, false).failure.is_none());
+        assert!(planned(Some(1 << 30), false).failure.is_none());
+    }
 }

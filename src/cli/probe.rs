@@ -1,7 +1,8 @@
 //! `memreg probe`: what a device says of itself, beside what it was seen to do.
 
-use super::devices::attributes;
+use super::devices::{Real, attributes, real, real_text};
 use super::failure::Failure;
+use super::host::{ChoiceShown, StackShown, stack};
 use super::plan::candidates;
 use super::progress::Progress;
 use super::table::layout;
@@ -9,7 +10,7 @@ use super::target::Target;
 use super::{Answer, SCHEMA, json};
 use crate::OpenError;
 use crate::open::{build_options, wanted};
-use memreg_config::Settings;
+use memreg_config::{DeviceSettings, Settings};
 use memreg_core::device::Device;
 use memreg_selector::probe::{Outcome, ProbeReport, Proof, Step, StrategyProof};
 use memreg_selector::{Plan, SelectError, probe_telling};
@@ -25,10 +26,24 @@ struct Report {
     device: &'static str,
     name: String,
     profile: Option<String>,
+    /// Why this device; `None` for the software device.
+    choice: Option<ChoiceShown>,
+    /// The software between this program and its devices.
+    stack: Option<StackShown>,
     /// What would be opened after this; `None` if nothing would.
     chosen: Option<&'static str>,
     attributes: Vec<AttributeShown>,
     strategies: Vec<StrategyShown>,
+}
+
+/// What is left to say where no device could be opened.
+#[derive(Serialize)]
+struct Nothing {
+    schema: u32,
+    command: &'static str,
+    error: String,
+    devices: Vec<Real>,
+    stack: Option<StackShown>,
 }
 
 #[derive(Serialize)]
@@ -60,9 +75,18 @@ struct StepShown {
     detail: Option<String>,
 }
 
+/// Whether this build knows of real devices.
+const REAL: bool = cfg!(all(feature = "verbs", target_os = "linux"));
+
 /// Probes the device that the configuration describes.
 pub(super) fn run(settings: &Settings, as_json: bool) -> Result<Answer, Failure> {
-    let target = Target::open(settings)?;
+    let target = match Target::open(settings) {
+        Ok(target) => target,
+        Err(failure) if matches!(settings.device, DeviceSettings::Verbs(_)) && REAL => {
+            return Ok(nothing_to_probe(settings, failure, as_json));
+        }
+        Err(failure) => return Err(failure),
+    };
     let registry = Registry::new().map_err(Failure::usage)?;
     let (wanted, options) = (wanted(settings), build_options(settings));
     let mut progress = Progress::new(registry.names().count() as u64, "strategies");
@@ -79,6 +103,18 @@ pub(super) fn run(settings: &Settings, as_json: bool) -> Result<Answer, Failure>
     Ok(Answer { stdout, failure: plan.refusal.map(|e| OpenError::from(e).into()) })
 }
 
+/// No device could be opened: what there is to know all the same.
+fn nothing_to_probe(settings: &Settings, failure: Failure, as_json: bool) -> Answer {
+    let (devices, stack) = (real(settings), stack());
+    let stdout = if as_json {
+        let error = failure.lines().join("\n");
+        json(&Nothing { schema: SCHEMA, command: "probe", error, devices, stack })
+    } else {
+        real_text(&devices) + "\n" + &stack.map(|s| s.text()).unwrap_or_default()
+    };
+    Answer { stdout, failure: Some(failure) }
+}
+
 fn report(target: &Target, found: &ProbeReport, plan: &Plan) -> Report {
     let mut usable: Map<String, Value> = attributes(&found.proven());
     let shown = |(name, reported): (String, Value)| AttributeShown {
@@ -93,6 +129,8 @@ fn report(target: &Target, found: &ProbeReport, plan: &Plan) -> Report {
         device: target.kind,
         name: target.device.name(),
         profile: target.profile.clone(),
+        choice: target.choice.clone(),
+        stack: stack(),
         chosen: plan.chosen,
         attributes: attributes(&found.attributes).into_iter().map(shown).collect(),
         strategies: found.strategies.iter().map(strategy).collect(),
@@ -157,6 +195,7 @@ fn result(outcome: &Outcome) -> String {
 fn text(target: &Target, report: &Report, plan: &Plan) -> String {
     let mut out = String::new();
     let _ = writeln!(out, "memreg {} probe, {}", env!("CARGO_PKG_VERSION"), target.title());
+    out.extend(report.choice.as_ref().map(ChoiceShown::text));
     let _ = writeln!(out, "chosen    {}\n", report.chosen.unwrap_or("none"));
     let attribute = |a: &AttributeShown| {
         let seen = a.seen.clone().unwrap_or_else(|| "-".to_owned());
@@ -175,5 +214,8 @@ fn text(target: &Target, report: &Report, plan: &Plan) -> String {
     out.push('\n');
     out.push_str(&layout(&["strategy", "step", "outcome", "must hold", "detail"], &rows, 5));
     let _ = write!(out, "\nThe choice after this:\n{}", candidates(&plan.candidates));
+    if let Some(stack) = &report.stack {
+        let _ = write!(out, "\n{}", stack.text());
+    }
     out
 }

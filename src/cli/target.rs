@@ -1,6 +1,7 @@
 //! The device that a command looks at, and how its report names it.
 
 use super::failure::Failure;
+use super::host::{ChoiceShown, PinLimit, choice, pin_limit};
 use crate::{open_device, profile_of};
 use memreg_config::{DeviceSettings, Settings};
 use memreg_core::device::{AnyDevice, Device};
@@ -12,6 +13,8 @@ pub(super) struct Target {
     pub kind: &'static str,
     /// What the software device resembles.
     pub profile: Option<String>,
+    /// Why this device, if there was a choice.
+    pub choice: Option<ChoiceShown>,
 }
 
 /// What every figure says of where it was measured.
@@ -36,7 +39,16 @@ impl Target {
             DeviceSettings::Verbs(_) => None,
         };
         let device = open_device(settings)?;
-        Ok(Target { kind: kind_of(&device), device, profile })
+        let choice = choice(&device);
+        if let Some(choice) = &choice {
+            choice.warn();
+        }
+        Ok(Target { kind: kind_of(&device), device, profile, choice })
+    }
+
+    /// What this process may pin for this device.
+    pub fn pin_limit(&self) -> PinLimit {
+        pin_limit(&self.device)
     }
 
     /// For the title of a report.

@@ -21,6 +21,7 @@ fn b109_physical_without_trust_is_a_conflict_that_names_both_keys() {
 fn b109_settings_without_effect_are_warnings() {
     for (text, keys) in [
         ("device.name = 'rxe0'", &["device.name"][..]),
+        ("[device]\nport = 2\ngid_index = 3", &["device.port", "device.gid_index"]),
         (
             "[device]\nkind = 'verbs'\nprofile = 'x/none.toml'\nseed = 1\ncaps.max_mr = 1",
             &["device.profile", "device.seed", "device.caps.max_mr"],

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use memreg_config::{
     CapsOverride, ConfigErrors, DeviceSettings, Loaded, Loader, Problem, ProfileSource, Settings,
-    StrategyChoice, reference,
+    StrategyChoice, VerbsSettings, reference,
 };
 use memreg_core::device::Caps;
 use memreg_core::plugin::OptionValue;

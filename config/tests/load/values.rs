@@ -12,6 +12,13 @@ const ROWS: &[Row] = &[
     ("device.kind", &["'sim'", "'verbs'"], &["'simm'", "'SIM'", "''", "' sim'"]),
     ("device.name", &["'rxe0'", "'mlx5_1'", "' odd*name '"], &["''", "'a/b'", "\"a\\n\""]),
     (
+        "device.port",
+        &["'auto'", "1", "255"],
+        &["0", "300", "-1", "'abc'", "' 1'", "'1'", "'AUTO'", "''", "true", "1.0", "[1]", "{}"],
+    ),
+    ("device.gid_index", &["'auto'", "0", "255"], &["256", "-1", "'3'", "'none'", "true", "0.0"]),
+    ("device.numa_node", &["'auto'", "0", "1023"], &["1024", "-1", "'0'", "'any'", "false"]),
+    (
         "device.profile",
         &["'generic'", "'no-such-name'"],
         &["''", "\"a\\u0000\"", "'no/file'", "'no.toml'"],
@@ -293,4 +300,28 @@ fn known_plugins_refute_other_names() {
     assert_eq!(only(order).hint.as_deref(), Some("echo"));
     let none = Loader::new().plugins([] as [&str; 0]).set("strategy.name=echo").load();
     assert!(only(none).message.contains("no plugin is linked"));
+}
+
+#[test]
+fn b106_a_port_is_a_number_or_auto_and_nothing_falls_back_to_0() {
+    let verbs = |text: &str| match ok(toml(&format!("[device]\nkind = 'verbs'\n{text}"))) {
+        Loaded { settings: Settings { device: DeviceSettings::Verbs(v), .. }, .. } => v,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(verbs(""), VerbsSettings::default());
+    let set = verbs("name = 'mlx5_1'\nport = 2\ngid_index = 0\nnuma_node = 1");
+    let (port, gid_index, numa_node) = (Some(2), Some(0), Some(1));
+    assert_eq!(set, VerbsSettings { name: Some("mlx5_1".into()), port, gid_index, numa_node });
+    let same = verbs("port = 'auto'\ngid_index = 'auto'\nnuma_node = 'auto'");
+    assert_eq!(same, VerbsSettings::default());
+    for (value, message) in [
+        ("0", "is out of range"),
+        ("abc", "is not a whole number in plain decimal digits"),
+        (" 1", "is not a whole number in plain decimal digits"),
+        ("300", "is out of range"),
+    ] {
+        let p = only(Loader::new().env([("MEMREG__DEVICE__PORT", value)]).load());
+        assert_eq!((p.source.as_str(), p.message.as_str()), ("MEMREG__DEVICE__PORT", message));
+        assert_eq!(p.allowed, "auto or 1..=255");
+    }
 }

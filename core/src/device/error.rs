@@ -69,13 +69,14 @@ pub struct LimitInfo {
 impl LimitInfo {
     /// [`what`](LimitInfo::what) of the process's limit on pinned memory.
     pub const MEMLOCK: &'static str = "RLIMIT_MEMLOCK of this process";
+    /// What can be done about that limit.
+    pub const MEMLOCK_REMEDY: &'static str =
+        "raise it where the process is started: `ulimit -l`, or LimitMEMLOCK= of its service";
 
     /// What a user can do about it, where there is one thing to do.
     #[must_use]
     pub fn remedy(&self) -> Option<&'static str> {
-        (self.what == LimitInfo::MEMLOCK).then_some(
-            "raise it where the process is started: `ulimit -l`, or LimitMEMLOCK= of its service",
-        )
+        (self.what == LimitInfo::MEMLOCK).then_some(LimitInfo::MEMLOCK_REMEDY)
     }
 }
 

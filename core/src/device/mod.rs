@@ -9,6 +9,8 @@ mod caps;
 mod differential;
 mod error;
 pub mod fault;
+#[cfg(target_os = "linux")]
+pub mod host;
 pub mod sim;
 pub mod trace;
 #[cfg(all(feature = "verbs", target_os = "linux"))]

@@ -1,8 +1,8 @@
 //! An opened device of libibverbs: its attributes, ports, GIDs and events.
 #![allow(unsafe_code)] // see the obligations in the parent module
 
-use super::open::{GidEntry, GidKind, PortInfo, PortState};
 use crate::device::errno;
+use crate::device::host::{GidEntry, GidKind, PortInfo, PortState};
 use ibverbs_sys as ffi;
 use rustix::fs::OFlags;
 use std::ffi::CStr;

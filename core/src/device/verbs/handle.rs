@@ -1,11 +1,11 @@
 //! The handle of one opened device: what the engine holds.
 
 use super::context::{Context, RawEvent};
-use super::host::memlock;
 use super::objects::{Cq, Mr, Mw, Pd, Qp};
-use super::open::{OpenError, Port, VerbsOptions, open};
+use super::open::{Port, open};
 use super::post::completion;
 use super::tables::{Ids, Tables};
+use crate::device::host::{Choice, Host, OpenError, VerbsOptions};
 use crate::device::{
     AsyncEvent, Caps, Device, DeviceError, Endpoint, FastMrKind, LimitInfo, MemoryUse, MrKeys,
     MwKeys, PostError, QpCaps, QpState, RecvWr, RtsAttrs, TransportKind, Verb, Wc, WrChain, WrOp,
@@ -41,6 +41,7 @@ struct Inner {
     registration_calls: AtomicU64,
     id: DeviceId,
     name: String,
+    choice: Choice,
     node: u64,
     port: Port,
     caps: Caps,
@@ -84,7 +85,8 @@ impl VerbsDevice {
             caps: caps(attr, opened.context.ops().windows.is_some(), opened.transport),
             kernel_flags: attr.vendor_id == RXE_VENDOR,
             is_software: [RXE_VENDOR, SIW_VENDOR].contains(&attr.vendor_id),
-            name: opened.name,
+            name: opened.choice.name.clone(),
+            choice: opened.choice,
             port: opened.port,
             context: opened.context,
             tables: Mutex::default(),
@@ -96,6 +98,7 @@ impl VerbsDevice {
             device = inner.name,
             port = inner.port.num,
             gid_index = inner.port.gid_index,
+            why = inner.choice.why,
             "device opened"
         );
         Ok(VerbsDevice { inner: Arc::new(inner) })
@@ -135,11 +138,10 @@ impl VerbsDevice {
         (self.inner.port.num, self.inner.port.gid_index)
     }
 
-    /// Whether the GID in use reaches no farther than the link: the first suspect when a connection
-    /// times out.
+    /// Why this device, port and GID, and the GIDs there are.
     #[must_use]
-    pub fn is_link_local(&self) -> bool {
-        self.inner.port.link_local
+    pub fn choice(&self) -> &Choice {
+        &self.inner.choice
     }
 
     /// The port and what it is used with.
@@ -217,7 +219,12 @@ impl Inner {
         }
         let t = self.tables();
         let (mrs, bytes) = (t.mrs.count() as u64, t.mrs.iter().map(|(_, m)| m.len).sum());
-        let limit = registration_limit(need, memlock(), MemoryUse { mrs, bytes }, &self.caps);
+        let limit = registration_limit(
+            need,
+            Host::this().pinning().most(),
+            MemoryUse { mrs, bytes },
+            &self.caps,
+        );
         DeviceError { limit, memory: Some(MemoryUse { mrs, bytes }), ..e }
     }
 

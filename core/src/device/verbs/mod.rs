@@ -1,8 +1,7 @@
 //! Real devices, through the system's libibverbs. This is one of the two modules with `unsafe`
 //! code; nothing outside it names libibverbs or librdmacm.
 //!
-//! - `host`: what this host shows of its devices, and why one cannot be used
-//! - `open`: which device, which port, which GID
+//! - `open`: facts of the devices, and the one that [`host`](super::host) chooses from them
 //! - `context`, `objects`: the library's objects, each owned once
 //! - `post`: chains into the library's WRs, and exact accounts of what was taken
 //! - `windows`: the key of every window, which the library does not keep
@@ -33,7 +32,6 @@
 pub mod cm;
 mod context;
 mod handle;
-mod host;
 mod objects;
 mod open;
 mod post;
@@ -42,8 +40,10 @@ mod tables;
 mod tests;
 mod windows;
 
+pub use super::host::{
+    Choice, DeviceStatus, Found, Host, OpenError, PortInfo, PortState, VerbsOptions,
+};
 pub use handle::{VerbsDevice, VerbsObjects};
-pub use host::{DeviceStatus, Found, Host};
-pub use open::{OpenError, PortInfo, PortState, VerbsOptions, devices};
+pub use open::{devices, facts};
 #[cfg(test)]
 pub(super) use tests::device as test_device;

@@ -1,9 +1,8 @@
 //! What this host shows of its RDMA devices, and why one cannot be used.
 
-use rustix::fs::{Access, access};
-use rustix::process::{Resource, getrlimit};
 use std::fmt;
-use std::fs;
+use std::fs::{self, File};
+use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -102,10 +101,10 @@ impl fmt::Display for DeviceStatus {
     }
 }
 
-/// The files of a host that tell of its devices.
+/// The files of a host that tell of its devices and of this process.
 #[derive(Clone, Debug)]
 pub struct Host {
-    root: PathBuf,
+    pub(super) root: PathBuf,
     may_open: fn(&Path) -> bool,
 }
 
@@ -113,8 +112,19 @@ impl Host {
     /// This host.
     #[must_use]
     pub fn this() -> Host {
-        let may_open = |p: &Path| access(p, Access::READ_OK | Access::WRITE_OK).is_ok();
+        // Tried, not asked: a device controller refuses what permission bits allow.
+        let may_open = |p: &Path| {
+            let opened = File::options().read(true).write(true).open(p);
+            !opened.is_err_and(|e| e.kind() == ErrorKind::PermissionDenied)
+        };
         Host { root: PathBuf::from("/"), may_open }
+    }
+
+    /// The host whose root is this folder, for tests and for looking into a container; it counts as
+    /// one whose nodes may be opened.
+    #[must_use]
+    pub fn at(root: impl Into<PathBuf>) -> Host {
+        Host { root: root.into(), may_open: |_| true }
     }
 
     /// Whether the kernel lets programs at RDMA devices.
@@ -131,6 +141,17 @@ impl Host {
         names.into_iter().map(|name| self.look(name, known)).collect()
     }
 
+    /// The user that this process acts as.
+    fn user(&self) -> Option<u32> {
+        fs::metadata(self.root.join("proc/self")).ok().map(|m| m.uid())
+    }
+
+    /// A path as the host itself calls it.
+    pub(super) fn shown(&self, path: &Path) -> PathBuf {
+        let inside = path.strip_prefix(&self.root);
+        inside.map_or_else(|_| path.to_owned(), |inside| Path::new("/").join(inside))
+    }
+
     fn look(&self, name: String, known: &[String]) -> Found {
         let folder = self.root.join(DEVICES).join(&name);
         let node = fs::read_to_string(folder.join("device/numa_node")).ok();
@@ -142,16 +163,20 @@ impl Host {
     fn status(&self, name: &str, folder: &Path, known: &[String]) -> DeviceStatus {
         let nodes = self.root.join(NODES);
         if !nodes.is_dir() {
-            return DeviceStatus::NodesHidden { path: nodes, memlock: memlock() };
+            let memlock = self.pinning().limit;
+            return DeviceStatus::NodesHidden { path: self.shown(&nodes), memlock };
         }
         let Some(path) = self.node(name).map(|n| nodes.join(n)) else {
-            return DeviceStatus::NodeMissing { path: nodes.join("uverbs*") };
+            return DeviceStatus::NodeMissing { path: self.shown(&nodes.join("uverbs*")) };
         };
-        let Ok(meta) = fs::metadata(&path) else { return DeviceStatus::NodeMissing { path } };
+        let shown = self.shown(&path);
+        let Ok(meta) = fs::metadata(&path) else {
+            return DeviceStatus::NodeMissing { path: shown };
+        };
         if !(self.may_open)(&path) {
             let (mode, owner) = (meta.mode() & 0o7777, meta.uid());
-            let uid = rustix::process::getuid().as_raw();
-            return DeviceStatus::Permission { path, mode, owner, uid };
+            let uid = self.user().unwrap_or(u32::MAX);
+            return DeviceStatus::Permission { path: shown, mode, owner, uid };
         }
         if known.iter().any(|k| k == name) {
             return DeviceStatus::Usable;
@@ -180,14 +205,10 @@ fn provider(name: &str, folder: &Path) -> String {
     format!("lib{short}-rdmav*.so with its entry {short}.driver in /etc/libibverbs.d")
 }
 
-fn entries(folder: &Path) -> Vec<String> {
+/// The names in a folder; none if it cannot be read.
+pub(super) fn entries(folder: &Path) -> Vec<String> {
     let Ok(list) = fs::read_dir(folder) else { return vec![] };
     list.filter_map(|e| e.ok()?.file_name().into_string().ok()).collect()
-}
-
-/// Bytes that this process may pin: its own limit, whatever a file says that is read at log-in.
-pub(super) fn memlock() -> Option<u64> {
-    getrlimit(Resource::Memlock).current
 }
 
 const DEVICES: &str = "sys/class/infiniband";
@@ -195,93 +216,4 @@ const UVERBS: &str = "sys/class/infiniband_verbs";
 const NODES: &str = "dev/infiniband";
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::sync::atomic::{AtomicU32, Ordering};
-
-    /// A host of files in a folder of its own.
-    struct Files(PathBuf);
-
-    impl Files {
-        fn new(devices: &[&str]) -> Files {
-            static NEXT: AtomicU32 = AtomicU32::new(0);
-            let n = NEXT.fetch_add(1, Ordering::Relaxed);
-            let root = std::env::temp_dir().join(format!("host-{}-{n}", std::process::id()));
-            for (i, name) in devices.iter().enumerate() {
-                fs::create_dir_all(root.join(DEVICES).join(name).join("device")).unwrap();
-                let uverbs = root.join(UVERBS).join(format!("uverbs{i}"));
-                fs::create_dir_all(&uverbs).unwrap();
-                fs::write(uverbs.join("ibdev"), format!("{name}\n")).unwrap();
-            }
-            Files(root)
-        }
-
-        fn node(self, i: usize) -> Files {
-            let nodes = self.0.join(NODES);
-            fs::create_dir_all(&nodes).unwrap();
-            fs::write(nodes.join(format!("uverbs{i}")), "").unwrap();
-            self
-        }
-
-        fn look(&self, known: &[&str], may_open: fn(&Path) -> bool) -> Vec<Found> {
-            let known: Vec<String> = known.iter().map(|&k| k.to_owned()).collect();
-            Host { root: self.0.clone(), may_open }.devices(&known)
-        }
-    }
-
-    impl Drop for Files {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
-    }
-
-    #[test]
-    fn b88_a_kernel_device_without_user_library_names_what_is_missing() {
-        let found = Files::new(&["rxe0"]).node(0).look(&[], |_| true);
-        let text = found[0].to_string();
-        assert!(
-            text.contains("rxe0 (kernel device without user library: librxe-rdmav*.so"),
-            "{text}"
-        );
-    }
-
-    #[test]
-    fn b92_nodes_that_are_missing_do_not_stop_the_others() {
-        let host = Files::new(&["a0", "a1", "a2", "a3"]).node(0).node(2);
-        let found = host.look(&["a0", "a1", "a2", "a3"], |_| true);
-        let usable: Vec<_> = found.iter().filter(|f| f.is_usable()).map(|f| &f.name[..]).collect();
-        assert_eq!(usable, ["a0", "a2"]);
-        let DeviceStatus::NodeMissing { path } = &found[1].status else { panic!("{found:?}") };
-        assert!(path.ends_with("dev/infiniband/uverbs1"));
-    }
-
-    #[test]
-    fn b94_hidden_nodes_are_a_sandbox_and_not_a_missing_driver() {
-        let found = Files::new(&["mlx5_0"]).look(&["mlx5_0"], |_| true);
-        let text = found[0].to_string();
-        assert!(text.contains("hidden") && text.contains("may pin"), "{text}");
-        assert!(!text.contains("install"), "{text}");
-    }
-
-    #[test]
-    fn b95_permission_is_told_with_path_mode_owner_and_user() {
-        let host = Files::new(&["mlx5_0"]).node(0);
-        let found = host.look(&["mlx5_0"], |_| false);
-        let DeviceStatus::Permission { path, .. } = &found[0].status else { panic!("{found:?}") };
-        assert!(path.ends_with("uverbs0"));
-        let text = found[0].to_string();
-        assert!(text.contains("mode 0") && text.contains("owner ") && text.contains("is user "));
-    }
-
-    #[test]
-    fn b100_the_node_that_a_device_is_close_to_is_known_or_unknown() {
-        let host = Files::new(&["n0", "n1"]).node(0).node(1);
-        let numa = |name: &str, text: &str| {
-            fs::write(host.0.join(DEVICES).join(name).join("device/numa_node"), text).unwrap();
-        };
-        numa("n0", "1\n");
-        numa("n1", "-1\n");
-        let found = host.look(&[], |_| true);
-        assert_eq!((found[0].numa_node, found[1].numa_node), (Some(1), None));
-    }
-}
+pub(super) mod tests;
