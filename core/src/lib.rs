@@ -17,6 +17,9 @@ pub mod memreg;
 pub mod mutants;
 pub mod plugin;
 pub mod sizing;
+mod sync;
+#[cfg(all(test, shuttle))]
+mod threads;
 pub mod transport;
 pub mod types;
 

@@ -8,12 +8,14 @@
 //! [`Unmapped`], which only the engine can make. This is one of the two modules with `unsafe` code.
 #![allow(unsafe_code)] // the only owner of raw bytes
 
+use crate::mutants::mutant;
+use crate::sync::{Arc, AtomicUsize, Mutex, MutexGuard, Ordering, PoisonError};
 use crate::types::{DeviceId, DmaAddr, Lkey, MrId};
 use memmap2::{MmapOptions, MmapRaw};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::{Deref, DerefMut, Range};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::AtomicU64;
 
 /// The bytes' lifetime. Whoever holds this keeps the memory mapped but has no way to look at it.
 #[derive(Debug)]
@@ -235,6 +237,7 @@ impl ExposedBytes {
     ) -> Result<DmaBuf, (ExposedBytes, Option<Box<Placement>>)> {
         match Arc::get_mut(&mut self.view) {
             Some(_) => Ok(DmaBuf { view: self.view, place }),
+            None if mutant!("view-shared") => Ok(DmaBuf { view: self.view, place }),
             None => Err((self, place)),
         }
     }
@@ -351,15 +354,22 @@ pub(crate) struct DeregQueue {
 #[derive(Debug, Default)]
 struct DeregInner {
     waiting: Vec<(MrId, Arc<Allocation>)>,
-    closed: bool,
+    /// Once closed: the MRs that the device would not end.
+    stuck: Option<BTreeSet<MrId>>,
 }
 
 impl DeregQueue {
     pub(crate) fn push(&self, mr: MrId, memory: Arc<Allocation>) {
-        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        if !inner.closed {
-            inner.waiting.push((mr, memory));
-            self.count.store(inner.waiting.len(), Ordering::Release);
+        let mut inner = self.lock();
+        match &inner.stuck {
+            None => {
+                inner.waiting.push((mr, memory));
+                self.count.store(inner.waiting.len(), Ordering::Release);
+            }
+            Some(stuck) if stuck.contains(&mr) => {
+                leak(mr, memory);
+            }
+            Some(_) => {}
         }
     }
 
@@ -368,19 +378,41 @@ impl DeregQueue {
         if self.count.load(Ordering::Acquire) == 0 {
             return None;
         }
-        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut inner = self.lock();
         let taken = inner.waiting.pop();
         self.count.store(inner.waiting.len(), Ordering::Release);
         taken
     }
 
-    /// From now on MRs are not queued; returns those that still wait.
-    pub(crate) fn close(&self) -> Vec<(MrId, Arc<Allocation>)> {
-        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        inner.closed = true;
+    /// From now on MRs are not queued: all are deregistered, except `stuck`. Memory of one of these
+    /// is kept for ever, whether its buffer was dropped already or will be. Returns the bytes of
+    /// those that were.
+    pub(crate) fn close(&self, stuck: BTreeSet<MrId>) -> u64 {
+        let mut inner = self.lock();
+        let waiting = std::mem::take(&mut inner.waiting);
         self.count.store(0, Ordering::Release);
-        std::mem::take(&mut inner.waiting)
+        if mutant!("close-torn") {
+            drop(inner);
+            inner = self.lock();
+            inner.waiting.clear();
+        }
+        let kept = waiting.into_iter().filter(|(mr, _)| stuck.contains(mr));
+        let bytes = kept.map(|(mr, memory)| leak(mr, memory)).sum();
+        inner.stuck = Some(stuck);
+        bytes
     }
+
+    fn lock(&self) -> MutexGuard<'_, DeregInner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Keeps memory mapped for the life of the process, for a device may still reach it.
+fn leak(mr: MrId, memory: Arc<Allocation>) -> u64 {
+    let bytes = memory.len() as u64;
+    tracing::error!(mr = mr.0, bytes, "a local MR stays registered; its memory stays mapped");
+    std::mem::forget(memory);
+    bytes
 }
 
 #[cfg(test)]
@@ -456,5 +488,21 @@ mod tests {
         drop(buf);
         let (mr, memory) = owner.pop().unwrap();
         assert_eq!((mr, Arc::strong_count(&memory)), (MrId(5), 1));
+    }
+
+    #[test]
+    fn an_mr_that_would_not_end_leaks_on_purpose_whenever_its_buffer_is_dropped() {
+        let owner = DeregQueue::default();
+        let memory = |mr| (MrId(mr), exposed(8).lifetime());
+        let [early, late] = [memory(1), memory(2)];
+        let [fine, also_fine] = [memory(3), memory(4)];
+        let push = |(mr, memory): &(MrId, Arc<Allocation>)| owner.push(*mr, Arc::clone(memory));
+        push(&early);
+        push(&fine);
+        assert_eq!(owner.close([MrId(1), MrId(2)].into()), 8, "bytes that will not come back");
+        push(&late);
+        push(&also_fine);
+        let held = [&early, &late, &fine, &also_fine].map(|(_, m)| Arc::strong_count(m));
+        assert_eq!(held, [2, 2, 1, 1], "the device may reach the first two for ever");
     }
 }

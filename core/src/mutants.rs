@@ -47,10 +47,21 @@ pub const ALL: &[(&str, &str)] = &[
     ("send-slot", "a message's buffer is free before its WR is retired"),
 ];
 
+/// Planted defects that only a second thread can show; the tests under `--cfg shuttle` find them.
+#[cfg(mutants)]
+pub const THREADS: &[(&str, &str)] = &[
+    ("bell-first", "a dropped handle rings before it has left its mark"),
+    ("bell-late", "poll silences the bell after it has looked, not before"),
+    ("flag-reuse", "a slot's flag is used again while an old handle still holds it"),
+    ("view-shared", "bytes come back although another holder can still write them"),
+    ("close-torn", "MRs that are queued while the queue closes are forgotten"),
+];
+
 #[cfg(mutants)]
 pub(crate) fn active(id: &str) -> bool {
     static CHOSEN: std::sync::OnceLock<Option<String>> = std::sync::OnceLock::new();
-    debug_assert!(ALL.iter().any(|(name, _)| *name == id), "{id} is not in the list");
+    let mut known = ALL.iter().chain(THREADS);
+    debug_assert!(known.any(|(name, _)| *name == id), "{id} is not in the list");
     let chosen = CHOSEN.get_or_init(|| std::env::var("MEMREG_TEST_MUTANT").ok());
     chosen.as_deref() == Some(id)
 }

@@ -8,9 +8,9 @@ use super::{
     QpState, RecvWr, RtsAttrs, Verb, Wc, WrChain, sealed,
 };
 use crate::mem::{ExposedBytes, Fenced, Unmapped};
+use crate::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::types::{Access, CqId, DeviceId, DmaAddr, MrId, MwId, PdId, QpId};
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A device that goes wrong as planned. A handle: clones are one device with one plan.
 #[derive(Clone, Debug)]

@@ -6,8 +6,8 @@ use super::{
     QpState, RecvWr, RtsAttrs, Wc, Wr, WrChain, sealed,
 };
 use crate::mem::{ExposedBytes, Fenced, Unmapped};
+use crate::sync::{Arc, Mutex, PoisonError};
 use crate::types::{Access, CqId, DeviceId, DmaAddr, MrId, MwId, PdId, QpId};
-use std::sync::{Arc, Mutex, PoisonError};
 
 /// One call that changes something, with its outcome.
 #[derive(Clone, PartialEq, Debug)]

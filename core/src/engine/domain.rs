@@ -2,9 +2,9 @@
 
 use crate::device::{Device, DeviceError, DeviceErrorKind};
 use crate::mem::DeregQueue;
+use crate::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::types::{MrId, PdId};
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A PD of one transport, or of several that share it; the last one that goes ends it.
 ///
@@ -50,17 +50,11 @@ impl<D: Device> Drop for Domain<D> {
     /// Deregisters every local MR, also of buffers that the program still has. Memory under one
     /// that stays registered is never freed.
     fn drop(&mut self) {
-        let mut live = std::mem::take(&mut *self.live());
-        live.retain(|&mr| !self.dereg(mr));
-        let mut bytes = 0;
-        for (mr, memory) in self.queue.close() {
-            if live.contains(&mr) {
-                bytes += memory.len() as u64;
-                std::mem::forget(memory);
-            }
-        }
-        if !live.is_empty() {
-            let mrs = live.len();
+        let mut stuck = std::mem::take(&mut *self.live());
+        stuck.retain(|&mr| !self.dereg(mr));
+        let mrs = stuck.len();
+        let bytes = self.queue.close(stuck);
+        if mrs > 0 {
             tracing::error!(mrs, bytes, "the device keeps local MRs; dropped memory stays mapped");
         }
         let _ = self.device.dealloc_pd(self.pd);

@@ -3,12 +3,12 @@
 use crate::device::WcError;
 use crate::mem::{DmaBuf, ExposedBytes, Placement};
 use crate::memreg::RegionId;
+use crate::mutants::mutant;
+use crate::sync::{Arc, AtomicBool, AtomicUsize, Ordering};
 use crate::types::{DmaAddr, Grant, MrId, Rkey, Segment, Tick, TransportId};
 use slotmap::{SlotMap, new_key_type};
 use smallvec::SmallVec;
 use std::ops::Range;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 new_key_type! {
     /// Slot of an exposure.
@@ -113,9 +113,15 @@ impl SlotFlag {
         self.abandoned.load(Ordering::Acquire)
     }
 
+    /// The mark first: whoever hears the bell finds it.
     fn abandon(&self) {
+        if mutant!("bell-first") {
+            self.bell.fetch_add(1, Ordering::Release);
+        }
         self.abandoned.store(true, Ordering::Release);
-        self.bell.fetch_add(1, Ordering::Release);
+        if !mutant!("bell-first") {
+            self.bell.fetch_add(1, Ordering::Release);
+        }
     }
 }
 
@@ -349,8 +355,12 @@ impl Slots {
         }
     }
 
-    /// Whether any handle was dropped since the last call.
+    /// Whether any handle was dropped since the last call. Look for it afterwards: one that is
+    /// dropped while you look rings again.
     pub(crate) fn bell_rang(&self) -> bool {
+        if mutant!("bell-late") {
+            return self.bell.load(Ordering::Acquire) != 0;
+        }
         self.bell.load(Ordering::Relaxed) != 0 && self.bell.swap(0, Ordering::Acquire) != 0
     }
 }
@@ -359,6 +369,7 @@ impl Slots {
 fn fresh_flag(flag: &mut Arc<SlotFlag>, bell: &Arc<AtomicUsize>) -> Arc<SlotFlag> {
     match Arc::get_mut(flag) {
         Some(f) => *f.abandoned.get_mut() = false,
+        None if mutant!("flag-reuse") => flag.abandoned.store(false, Ordering::Release),
         None => *flag = SlotFlag::new(bell),
     }
     Arc::clone(flag)

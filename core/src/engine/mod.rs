@@ -26,6 +26,7 @@ use crate::mem::{Fenced, LocalMr, Placement, Unmapped};
 use crate::memreg::{Event, RegionId, SegShape};
 use crate::mutants::mutant;
 use crate::sizing::Limits;
+use crate::sync::Arc;
 use crate::types::{
     Access, CqId, DeviceId, DmaAddr, Epoch, Lkey, MrId, MwId, PdId, QpId, Tick, TransportId,
 };
@@ -40,7 +41,6 @@ use smallvec::SmallVec;
 use stats::Stats;
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Everything of one transport but its strategy.

@@ -13,9 +13,9 @@ use crate::engine::{Engine, Stray};
 use crate::error::ApiMisuse;
 use crate::memreg::{MemReg, WrBatch};
 use crate::sizing::{Ask, KeyScope, Limits, check_messages};
+use crate::sync::Arc;
 use crate::types::{Grant, QpId};
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
 /// What to open.
 #[derive(Clone, Copy, Debug)]

@@ -11,6 +11,7 @@ use crate::engine::stage::BadMap;
 use crate::error::ApiMisuse;
 use crate::memreg::{MAX_REGIONS, MapError, MemReg, Poison, RegionId, SegList, Wish};
 use crate::mutants::mutant;
+use crate::sync::{Arc, Ordering};
 use crate::types::Grant;
 use smallvec::SmallVec;
 
@@ -125,7 +126,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     fn failed_map(
         &mut self,
         id: ExposureId,
-        flag: std::sync::Arc<crate::engine::exposure::SlotFlag>,
+        flag: Arc<crate::engine::exposure::SlotFlag>,
         why: Refusal,
         misbehaved: bool,
     ) -> BufferError {
@@ -396,6 +397,9 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             .filter(|(_, e)| e.flag.is_abandoned())
             .map(|(id, _)| id)
             .collect();
+        if mutant!("bell-late") {
+            self.eng.slots.bell.store(0, Ordering::Release);
+        }
         for id in gone {
             if mutant!("leak") {
                 continue;
@@ -439,7 +443,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         };
         if let Err(e) = taken {
             tracing::warn!(error = %e, "an exposure was not taken back; the next poll tries again");
-            self.eng.slots.bell.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            self.eng.slots.bell.fetch_add(1, Ordering::Relaxed);
         }
         self.deliver();
     }

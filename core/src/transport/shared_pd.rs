@@ -3,8 +3,8 @@
 use crate::device::{Device, DeviceError, TransportKind};
 use crate::engine::domain::Domain;
 use crate::sizing::{KeyScope, Limits};
+use crate::sync::Arc;
 use crate::types::DeviceId;
-use std::sync::Arc;
 
 /// A protection domain that transports of one device share. A handle: clones are one PD, and the
 /// last handle or transport that goes ends it.

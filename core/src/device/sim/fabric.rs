@@ -4,8 +4,8 @@ use super::handle::SimDevice;
 use super::iommu::Piece;
 use super::node::{Life, Node};
 use crate::device::{AsyncEvent, Caps, DeviceError, QpState, Verb, errno};
+use crate::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::types::QpId;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A network of software devices in this process. A handle: clones are one fabric.
 ///

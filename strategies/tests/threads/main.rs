@@ -1,0 +1,23 @@
+//! Whole transports in several threads, under many schedules: `RUSTFLAGS="--cfg shuttle"`.
+//!
+//! Nothing here waits for another thread but by `join`: every party can finish alone, whatever the
+//! others do. What crosses threads inside the core is in `core/src/threads`.
+#![cfg(shuttle)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a test
+
+#[path = "../../../core/src/threads/explore.rs"]
+mod explore;
+mod handles;
+mod pairs;
+mod rig;
+
+/// Each planted defect that takes a whole transport is found.
+#[cfg(mutants)]
+#[test]
+fn planted_defects_are_found() {
+    let test = "handles::a_handle_dropped_by_another_thread_is_never_overlooked";
+    explore::finds("bell-first", test);
+    explore::finds("bell-late", test);
+    explore::finds("early-fence", "pairs::a_write_that_races_the_revoke_lands_whole_or_not_at_all");
+    explore::finds("abandon", "pairs::a_write_that_races_a_dropped_handle_reaches_no_freed_bytes");
+}
