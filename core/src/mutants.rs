@@ -54,6 +54,7 @@ pub const THREADS: &[(&str, &str)] = &[
     ("bell-late", "poll silences the bell after it has looked, not before"),
     ("flag-reuse", "a slot's flag is used again while an old handle still holds it"),
     ("view-shared", "bytes come back although another holder can still write them"),
+    ("end-first", "an MR leaves its PD's list only after the device has ended it"),
     ("close-torn", "MRs that are queued while the queue closes are forgotten"),
 ];
 

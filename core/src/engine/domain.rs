@@ -30,7 +30,9 @@ impl<D: Device> Domain<D> {
         self.live().insert(mr);
     }
 
-    pub(crate) fn deregistered(&self, mr: MrId) {
+    /// To be called before the MR is deregistered: once it is, another transport's new MR may have
+    /// its id.
+    pub(crate) fn ending(&self, mr: MrId) {
         self.live().remove(&mr);
     }
 

@@ -462,13 +462,17 @@ impl<D: Device> Engine<D> {
     pub(crate) fn drain_local_queue(&mut self, budget: usize) {
         for _ in 0..budget {
             let Some((mr, memory)) = self.domain.queue.pop() else { return };
-            match self.dereg_mr(mr) {
-                Ok(()) => self.domain.deregistered(mr),
-                Err(e) => {
-                    tracing::warn!(error = %e, "a local MR stays registered; tried again later");
-                    self.domain.queue.push(mr, memory);
-                    return;
-                }
+            if !mutant!("end-first") {
+                self.domain.ending(mr);
+            }
+            if let Err(e) = self.dereg_mr(mr) {
+                tracing::warn!(error = %e, "a local MR stays registered; tried again later");
+                self.domain.registered(mr);
+                self.domain.queue.push(mr, memory);
+                return;
+            }
+            if mutant!("end-first") {
+                self.domain.ending(mr);
             }
         }
     }

@@ -10,6 +10,7 @@ mod explore;
 mod handles;
 mod pairs;
 mod rig;
+mod shared;
 
 /// Each planted defect that takes a whole transport is found.
 #[cfg(mutants)]
@@ -18,6 +19,8 @@ fn planted_defects_are_found() {
     let test = "handles::a_handle_dropped_by_another_thread_is_never_overlooked";
     explore::finds("bell-first", test);
     explore::finds("bell-late", test);
+    let test = "shared::an_mr_that_gets_the_id_of_an_ended_one_is_not_forgotten";
+    explore::finds("end-first", test);
     explore::finds("early-fence", "pairs::a_write_that_races_the_revoke_lands_whole_or_not_at_all");
     explore::finds("abandon", "pairs::a_write_that_races_a_dropped_handle_reaches_no_freed_bytes");
 }

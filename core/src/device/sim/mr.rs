@@ -90,15 +90,16 @@ struct Slot {
 }
 
 impl MrTable {
-    /// An empty table; `seed` decides where the key indices start.
-    pub(super) fn new(seed: u64) -> MrTable {
+    /// An empty table; `seed` decides where the key indices start. Ids of MRs come round after
+    /// `max_mr`, as handles of a kernel do.
+    pub(super) fn new(seed: u64, max_mr: u32) -> MrTable {
         let base = 2 + 2 * ((seed ^ (seed >> 31)) & 0x7fff) as u32;
         MrTable {
             // As many as rest before the first is used again, and those in use beside them.
             slots: Vec::with_capacity(2 * RESTING_SLOTS),
             free: VecDeque::with_capacity(2 * RESTING_SLOTS),
             spare: Vec::with_capacity(SPARE_LISTS),
-            ids: Table::new(u32::MAX),
+            ids: Table::new(max_mr),
             base,
             fast: 0,
         }
@@ -425,7 +426,7 @@ mod tests {
 
     #[test]
     fn b60_no_lkey_has_the_number_of_an_rkey() {
-        let mut t = MrTable::new(7);
+        let mut t = MrTable::new(7, u32::MAX);
         let mut seen = BTreeSet::new();
         for _ in 0..1000 {
             let k = t.add_plain(PdId(1), 0, 1, Access::empty()).unwrap();
@@ -435,7 +436,7 @@ mod tests {
 
     #[test]
     fn h_39_ids_and_recent_keys_do_not_come_back() {
-        let mut t = MrTable::new(3);
+        let mut t = MrTable::new(3, u32::MAX);
         let (mut ids, mut keys) = (BTreeSet::new(), BTreeSet::new());
         for i in 0..10_000 {
             let k = t.add_fast(PdId(1), 4, FastMrKind::Pages).unwrap();
@@ -448,7 +449,7 @@ mod tests {
 
     #[test]
     fn full_key_space_is_an_error_not_a_wrap() {
-        let mut t = MrTable::new(0);
+        let mut t = MrTable::new(0, u32::MAX);
         t.base = KEY_INDEX_END - 4;
         let a = t.add_plain(PdId(1), 0, 1, Access::empty()).unwrap();
         let b = t.add_plain(PdId(1), 0, 1, Access::empty()).unwrap();

@@ -46,7 +46,7 @@ impl Node {
             pds: Table::new(u32::MAX),
             cqs: Table::new(u32::MAX),
             qps: Table::new(QP_NUMBER_MAX),
-            mrs: MrTable::new(seed),
+            mrs: MrTable::new(seed, caps.max_mr),
             mws: MwTable::new(),
             iommu: Iommu::new(u64::from(caps.page_size)),
             counters: SimCounters::default(),
