@@ -367,7 +367,8 @@ impl DeregQueue {
                 self.count.store(inner.waiting.len(), Ordering::Release);
             }
             Some(stuck) if stuck.contains(&mr) => {
-                leak(mr, memory);
+                let bytes = leak(memory);
+                tracing::error!(mr = mr.0, bytes, "memory stays mapped: so does its local MR");
             }
             Some(_) => {}
         }
@@ -397,7 +398,7 @@ impl DeregQueue {
             inner.waiting.clear();
         }
         let kept = waiting.into_iter().filter(|(mr, _)| stuck.contains(mr));
-        let bytes = kept.map(|(mr, memory)| leak(mr, memory)).sum();
+        let bytes = kept.map(|(_, memory)| leak(memory)).sum();
         inner.stuck = Some(stuck);
         bytes
     }
@@ -408,9 +409,8 @@ impl DeregQueue {
 }
 
 /// Keeps memory mapped for the life of the process, for a device may still reach it.
-fn leak(mr: MrId, memory: Arc<Allocation>) -> u64 {
+fn leak(memory: Arc<Allocation>) -> u64 {
     let bytes = memory.len() as u64;
-    tracing::error!(mr = mr.0, bytes, "a local MR stays registered; its memory stays mapped");
     std::mem::forget(memory);
     bytes
 }
