@@ -2,17 +2,28 @@
 
 use memreg_core::memreg::RegionId;
 use memreg_core::transport::{KeyEvent, Ledger, LedgerEvent, Rule};
-use std::collections::BTreeMap;
+use memreg_core::types::WrId;
+use std::collections::{BTreeMap, VecDeque};
 
 /// Which keys count as live.
 #[derive(Default)]
 pub struct KeyBook {
     next: u64,
     live: BTreeMap<RegionId, Live>,
-    /// How often each key number was granted.
+    /// How often each key number was granted by a WR or verb that the device took.
     granted: BTreeMap<u32, u64>,
     /// Keys ended by each rule.
     ends: BTreeMap<&'static str, u64>,
+    /// Keys that a verb ended while they were live, as many as the engine remembers.
+    ended_live: VecDeque<u32>,
+}
+
+/// What the engine believes of a key.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum KeyNow {
+    Live,
+    Invalidating,
+    Unknown,
 }
 
 struct Live {
@@ -20,6 +31,8 @@ struct Live {
     /// Granted by a WR.
     by_wr: bool,
     unknown: bool,
+    /// Its LOCAL_INV, while that is on the queue.
+    inv: Option<WrId>,
 }
 
 impl KeyBook {
@@ -40,7 +53,7 @@ impl KeyBook {
         match what {
             KeyEvent::Granted { wr, .. } => {
                 *self.granted.entry(rkey).or_insert(0) += 1;
-                let live = Live { rkey, by_wr: wr.is_some(), unknown: false };
+                let live = Live { rkey, by_wr: wr.is_some(), unknown: false, inv: None };
                 let before = self.live.insert(region, live);
                 assert!(before.is_none(), "a key was granted on a region whose key was live");
             }
@@ -53,8 +66,22 @@ impl KeyBook {
                 let unknown_ends = !matches!(rule, Rule::LocalInv | Rule::NeverPosted);
                 assert!(!live.unknown || unknown_ends, "rule 3: {rule:?} ended a flushed key");
                 *self.ends.entry(rule.word()).or_insert(0) += 1;
+                if rule == Rule::NeverPosted {
+                    *self.granted.entry(rkey).or_insert(1) -= 1;
+                }
+                if live.by_wr && !live.unknown && matches!(rule, Rule::Dereg | Rule::Dealloc) {
+                    self.ended_live.push_back(rkey);
+                    self.ended_live.drain(..self.ended_live.len().saturating_sub(ENDED_KEPT));
+                }
             }
-            KeyEvent::InvPosted(_) | KeyEvent::Refused(_) => {}
+            KeyEvent::InvPosted(wr) => {
+                self.live.get_mut(&region).expect("a dead key is invalidated").inv = Some(wr);
+            }
+            KeyEvent::Refused(wr) => {
+                if let Some(live) = self.live.get_mut(&region) {
+                    live.inv = live.inv.filter(|inv| *inv != wr);
+                }
+            }
             KeyEvent::RemoteInv | KeyEvent::Ended => {}
         }
     }
@@ -68,6 +95,21 @@ impl KeyBook {
         self.live.values().any(|l| l.rkey == rkey)
     }
 
+    /// What the engine believes of a key; `None` for one that is dead.
+    pub fn state(&self, rkey: u32) -> Option<KeyNow> {
+        let live = self.live.values().find(|l| l.rkey == rkey)?;
+        Some(match live {
+            Live { unknown: true, .. } => KeyNow::Unknown,
+            Live { inv: Some(_), .. } => KeyNow::Invalidating,
+            _ => KeyNow::Live,
+        })
+    }
+
+    /// Whether a verb ended it while it was live, not long ago.
+    pub fn ended_live(&self, rkey: u32) -> bool {
+        self.ended_live.contains(&rkey)
+    }
+
     /// How often the key was granted so far.
     pub fn grants(&self, rkey: u32) -> u64 {
         self.granted.get(&rkey).copied().unwrap_or(0)
@@ -77,3 +119,6 @@ impl KeyBook {
         &self.ends
     }
 }
+
+/// Keys remembered that were ended while live.
+const ENDED_KEPT: usize = 64;

@@ -48,6 +48,8 @@ pub struct SimCounters {
     pub send_wrs_signaled: u64,
     /// Receives accepted.
     pub recv_wrs_posted: u64,
+    /// QPs destroyed while a send WR was accepted whose end nobody had polled yet.
+    pub qps_destroyed_undrained: u64,
     /// Most send-queue slots ever taken on one QP.
     pub sq_in_use_max: u32,
 

@@ -63,6 +63,11 @@ impl Cq {
         self.queue.pop_front()
     }
 
+    /// The WCs that nobody has polled.
+    pub(super) fn waiting(&self) -> impl Iterator<Item = Wc> {
+        self.queue.iter().map(|c| c.wc)
+    }
+
     /// Drops the WCs of a QP that is gone.
     pub(super) fn forget(&mut self, qp: QpId) {
         self.queue.retain(|c| c.qp != qp);

@@ -66,7 +66,11 @@ impl SimDevice {
         self.with(|n| n.qps.get(qp.0).map(|qp| qp.sq.in_use()))
     }
 
-    fn with<T>(&self, call: impl FnOnce(&mut Node) -> T) -> T {
+    pub(super) fn index(&self) -> usize {
+        self.node
+    }
+
+    pub(super) fn with<T>(&self, call: impl FnOnce(&mut Node) -> T) -> T {
         call(&mut self.fabric.lock().nodes[self.node])
     }
 

@@ -205,6 +205,11 @@ impl MrTable {
         self.by_rkey(rkey)?.reach(iommu, ask, out)
     }
 
+    /// Whether exactly this key lets a peer in now.
+    pub(super) fn is_valid(&self, rkey: Rkey) -> bool {
+        self.by_rkey(rkey).is_ok_and(|mr| mr.valid && mr.access.intersects(Access::REMOTE))
+    }
+
     /// Checks that a window can be bound over a range of an MR, whose own rights are `ask.need`.
     pub(super) fn check_parent(&self, mr: MrId, ask: Reach) -> Result<(), Syndrome> {
         let slot = self.ids.get(mr.0).and_then(|slot| self.slots.get(*slot as usize));

@@ -161,6 +161,11 @@ impl MwTable {
         Ok(())
     }
 
+    /// Whether exactly this key is that of a bound window.
+    pub(super) fn is_bound(&self, rkey: Rkey) -> bool {
+        self.windows.iter().any(|(_, w)| w.rkey == rkey && w.bound.is_some())
+    }
+
     /// Frees all windows: the device under them is gone.
     pub(super) fn free_all(&mut self) {
         for i in 0..self.windows.len() {

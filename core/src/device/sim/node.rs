@@ -186,6 +186,7 @@ impl Node {
         }
         let gone = self.qps.remove(qp.0);
         let gone = gone.ok_or(DeviceError::new(Verb::DestroyQp, errno::EINVAL))?;
+        self.counters.qps_destroyed_undrained += u64::from(gone.sq.in_use() > 0);
         if let Some(cq) = self.cqs.get_mut(gone.cq.0) {
             cq.forget(qp);
         }

@@ -149,6 +149,11 @@ impl SendQueue {
         (self.accepted - self.retired) as u32
     }
 
+    /// WRs that have not run.
+    pub(super) fn waiting(&self) -> impl Iterator<Item = WrId> {
+        self.work.iter().map(|w| w.wr_id)
+    }
+
     /// The WR that runs next.
     pub(super) fn head(&self) -> Option<&Wqe> {
         self.work.front()
