@@ -15,3 +15,4 @@ mod posts;
 mod rig;
 mod rnr;
 mod shared_pd;
+mod wait;

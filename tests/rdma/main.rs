@@ -11,6 +11,7 @@ mod cm;
 mod conformance;
 mod cost;
 mod faults;
+mod host;
 mod life;
 mod pair;
 mod peer_process;

@@ -26,6 +26,8 @@ pub enum Verb {
     PostSend,
     PostRecv,
     PollCq,
+    ArmCq,
+    WaitCq,
 }
 
 impl fmt::Display for Verb {
@@ -49,6 +51,8 @@ impl fmt::Display for Verb {
             Verb::PostSend => "post_send",
             Verb::PostRecv => "post_recv",
             Verb::PollCq => "poll_cq",
+            Verb::ArmCq => "req_notify_cq",
+            Verb::WaitCq => "get_cq_event",
         })
     }
 }

@@ -5,7 +5,7 @@
 
 use super::{
     AsyncEvent, Caps, Device, DeviceError, Endpoint, FastMrKind, MrKeys, MwKeys, PostError, QpCaps,
-    QpState, RecvWr, RtsAttrs, Verb, Wc, WrChain, sealed,
+    QpState, RecvWr, RtsAttrs, Verb, Wc, WcStatus, WrChain, sealed,
 };
 use crate::mem::{ExposedBytes, Fenced, Unmapped};
 use crate::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -42,6 +42,7 @@ struct Plan {
     /// CQs that lose every WC.
     overrun: Vec<CqId>,
     merges: usize,
+    steps_before_arm: usize,
     /// The page after the last mapping.
     last_end: Option<DmaAddr>,
     counts: FaultCounts,
@@ -80,6 +81,8 @@ pub struct FaultCounts {
     pub wcs_overrun: u64,
     /// Buffers mapped without a gap behind the one before.
     pub dma_merged: u64,
+    /// Waits for an event, which is no fault, and tells who would have hung.
+    pub waits: u64,
 }
 
 impl FaultCounts {
@@ -143,6 +146,11 @@ impl FaultPlan {
     pub fn refuse_post(&self, nth: usize, accept: usize, errno: i32) {
         let skip = nth.saturating_sub(1);
         self.lock().posts.push(PostRefusal { skip, accept, errno });
+    }
+
+    /// The device does `steps` of its work while the next call is on its way to arm a CQ.
+    pub fn work_before_arm(&self, steps: usize) {
+        self.lock().steps_before_arm = steps;
     }
 
     /// From now on sends that are posted to a QP in error are accepted and never heard of again.
@@ -546,6 +554,24 @@ impl<D: Device> Device for Faulty<D> {
         self.inner.poll_cq(cq, max, out)?;
         plan.filter(cq, start, out);
         Ok(out.len() - start)
+    }
+
+    fn arm_cq(&self, cq: CqId) -> Result<(), DeviceError> {
+        self.gate(Verb::ArmCq)?;
+        // What runs now ends before the CQ is armed, and raises no event.
+        let late = std::mem::take(&mut self.plan.lock().steps_before_arm);
+        (0..late).for_each(|_| _ = self.inner.step());
+        self.inner.arm_cq(cq)
+    }
+
+    fn wait_cq(&self, cq: CqId, limit_ns: u64) -> Result<bool, DeviceError> {
+        self.gate(Verb::WaitCq)?;
+        self.plan.lock().counts.waits += 1;
+        self.inner.wait_cq(cq, limit_ns)
+    }
+
+    fn advice(&self, status: WcStatus) -> Option<&'static str> {
+        self.inner.advice(status)
     }
 
     fn is_gone(&self) -> bool {

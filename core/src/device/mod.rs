@@ -246,6 +246,18 @@ pub trait Device: sealed::Sealed + Clone + Send {
     /// Appends at most `max` WCs to `out` and returns how many.
     fn poll_cq(&self, cq: CqId, max: usize, out: &mut Vec<Wc>) -> Result<usize, DeviceError>;
 
+    /// Has the next WC of this CQ raise an event for [`wait_cq`](Device::wait_cq). WCs that are in
+    /// the CQ already raise none: poll again after this.
+    fn arm_cq(&self, cq: CqId) -> Result<(), DeviceError>;
+
+    /// Waits for an event of this CQ, or of anything else that `next_event` would tell of, at most
+    /// `limit_ns`; false if none came. A software device runs meanwhile, and waits no longer than
+    /// there is work.
+    fn wait_cq(&self, cq: CqId, limit_ns: u64) -> Result<bool, DeviceError>;
+
+    /// What in the device's set-up makes this failure likely, in words for its user.
+    fn advice(&self, status: WcStatus) -> Option<&'static str>;
+
     /// Whether the device was removed: it reaches nothing any more, and whatever it answers to a
     /// release, the object is gone with it. Also without a QP to hear it from.
     fn is_gone(&self) -> bool;

@@ -3,7 +3,7 @@
 
 use super::{
     AsyncEvent, Caps, Device, DeviceError, Endpoint, FastMrKind, MrKeys, MwKeys, PostError, QpCaps,
-    QpState, RecvWr, RtsAttrs, Wc, Wr, WrChain, sealed,
+    QpState, RecvWr, RtsAttrs, Wc, WcStatus, Wr, WrChain, sealed,
 };
 use crate::mem::{ExposedBytes, Fenced, Unmapped};
 use crate::sync::{Arc, Mutex, PoisonError};
@@ -203,6 +203,18 @@ impl<D: Device> Device for Traced<D> {
             self.trace.write(Call::Wc(*wc));
         }
         Ok(n)
+    }
+
+    fn arm_cq(&self, cq: CqId) -> Result<(), DeviceError> {
+        self.inner.arm_cq(cq)
+    }
+
+    fn wait_cq(&self, cq: CqId, limit_ns: u64) -> Result<bool, DeviceError> {
+        self.inner.wait_cq(cq, limit_ns)
+    }
+
+    fn advice(&self, status: WcStatus) -> Option<&'static str> {
+        self.inner.advice(status)
     }
 
     fn is_gone(&self) -> bool {

@@ -162,9 +162,17 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             Wc::Error(e) => {
                 self.failed(op, Some(*e));
                 if op != RingOp::Sentinel {
-                    self.poison(DownCause::Wc(*e));
+                    self.poison(self.cause_of(*e));
                 }
             }
+        }
+    }
+
+    /// Why a WR failed, with what the device's set-up has to do with it.
+    fn cause_of(&self, wc: WcError) -> DownCause {
+        match self.eng.device.advice(wc.status) {
+            Some(advice) => DownCause::WcWithAdvice { wc, advice },
+            None => DownCause::Wc(wc),
         }
     }
 

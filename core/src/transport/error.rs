@@ -27,6 +27,14 @@ pub enum DownCause {
     /// A WR failed.
     #[error("a work request failed: {0}")]
     Wc(WcError),
+    /// A WR failed, and the device's set-up may be the reason.
+    #[error("a work request failed: {wc}; {advice}")]
+    WcWithAdvice {
+        /// How it ended.
+        wc: WcError,
+        /// What to look at first.
+        advice: &'static str,
+    },
     /// A post was refused.
     #[error("a post was refused: {0}")]
     Post(PostError),

@@ -12,6 +12,7 @@
 //! - `exchange`: messages both ways, with and without invalidation
 //! - `local`: read and write of a remote segment
 //! - `complete`: poll, and where each WC goes
+//! - `wait`: sleeping until there is something to poll
 //! - `drain`: poison, drain, destroy every key
 //! - [`error`]: what can go wrong, and what to do
 
@@ -25,6 +26,7 @@ mod lease;
 mod local;
 mod queue_pair;
 mod shared_pd;
+mod wait;
 
 pub use crate::engine::exposure::{Buffers, Exposed, ExposureState, LocalOp, RemoteAccess};
 pub use crate::engine::ledger::{KeyEvent, Ledger, LedgerEntry, LedgerEvent, Rule};

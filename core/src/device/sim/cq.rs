@@ -14,6 +14,9 @@ pub(super) struct Cq {
     entries: u32,
     queue: VecDeque<Cqe>,
     overrun: bool,
+    /// The next WC raises an event, once.
+    armed: bool,
+    event: bool,
 }
 
 /// A WC and the queue slot that polling it gives back.
@@ -44,7 +47,7 @@ pub(super) enum Pushed {
 
 impl Cq {
     pub(super) fn new(entries: u32) -> Cq {
-        Cq { entries, queue: VecDeque::new(), overrun: false }
+        Cq { entries, queue: VecDeque::new(), overrun: false, armed: false, event: false }
     }
 
     pub(super) fn push(&mut self, cqe: Cqe) -> Pushed {
@@ -56,7 +59,17 @@ impl Cq {
             return Pushed::Overrun;
         }
         self.queue.push_back(cqe);
+        self.event |= std::mem::take(&mut self.armed);
         Pushed::Queued
+    }
+
+    /// What is queued already raises nothing.
+    pub(super) fn arm(&mut self) {
+        self.armed = true;
+    }
+
+    pub(super) fn take_event(&mut self) -> bool {
+        std::mem::take(&mut self.event)
     }
 
     pub(super) fn pop(&mut self) -> Option<Cqe> {

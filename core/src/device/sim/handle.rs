@@ -5,7 +5,7 @@ use super::fabric::{Fabric, State, gone};
 use super::node::{Life, Node};
 use crate::device::{
     AsyncEvent, Caps, Device, DeviceError, Endpoint, FastMrKind, MrKeys, MwKeys, PostError, QpCaps,
-    QpState, RecvWr, RtsAttrs, Verb, Wc, WrChain, errno, sealed,
+    QpState, RecvWr, RtsAttrs, Verb, Wc, WcStatus, WrChain, errno, sealed,
 };
 use crate::mem::{ExposedBytes, Fenced, Unmapped};
 use crate::types::{Access, CqId, DeviceId, DmaAddr, MrId, MwId, PdId, QpId};
@@ -218,6 +218,28 @@ impl Device for SimDevice {
 
     fn poll_cq(&self, cq: CqId, max: usize, out: &mut Vec<Wc>) -> Result<usize, DeviceError> {
         self.live(Verb::PollCq, |n| n.poll_cq(cq, max, out))
+    }
+
+    fn arm_cq(&self, cq: CqId) -> Result<(), DeviceError> {
+        self.live(Verb::ArmCq, |n| n.arm_cq(cq))
+    }
+
+    /// # Divergence
+    /// Time does not pass: all devices of the fabric work until this one has an event, or there is
+    /// no more work, which counts as the limit.
+    fn wait_cq(&self, cq: CqId, _limit_ns: u64) -> Result<bool, DeviceError> {
+        loop {
+            if self.live(Verb::WaitCq, |n| n.take_cq_event(cq))? {
+                return Ok(true);
+            }
+            if !self.step() {
+                return Ok(false);
+            }
+        }
+    }
+
+    fn advice(&self, _: WcStatus) -> Option<&'static str> {
+        None
     }
 
     fn is_gone(&self) -> bool {

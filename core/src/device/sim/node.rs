@@ -322,6 +322,20 @@ impl Node {
         result
     }
 
+    pub(super) fn arm_cq(&mut self, cq: CqId) -> Result<(), DeviceError> {
+        let cq = self.cqs.get_mut(cq.0).ok_or(DeviceError::new(Verb::ArmCq, errno::EINVAL))?;
+        cq.arm();
+        Ok(())
+    }
+
+    /// Whether there is a reason to stop waiting.
+    pub(super) fn take_cq_event(&mut self, cq: CqId) -> Result<bool, DeviceError> {
+        let told = self.qps.iter().any(|(_, qp)| qp.cq == cq && !qp.events.is_empty());
+        let queue = self.cqs.get_mut(cq.0);
+        let queue = queue.ok_or(DeviceError::new(Verb::WaitCq, errno::EINVAL))?;
+        Ok(queue.take_event() || told)
+    }
+
     pub(super) fn poll_cq(
         &mut self,
         cq: CqId,

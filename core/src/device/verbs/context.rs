@@ -7,7 +7,7 @@ use ibverbs_sys as ffi;
 use rustix::fs::OFlags;
 use std::ffi::CStr;
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -59,6 +59,7 @@ pub(super) struct Ops {
         *mut *mut ffi::ibv_recv_wr,
     ) -> i32,
     pub(super) poll_cq: unsafe extern "C" fn(*mut ffi::ibv_cq, i32, *mut ffi::ibv_wc) -> i32,
+    pub(super) arm_cq: Option<unsafe extern "C" fn(*mut ffi::ibv_cq, i32) -> i32>,
     pub(super) windows: Option<WindowOps>,
 }
 
@@ -115,19 +116,16 @@ impl Context {
             (Some(alloc), Some(dealloc)) => Some(WindowOps { alloc, dealloc }),
             _ => None,
         };
-        let ops = Ops { post_send, post_recv, poll_cq, windows };
+        let arm_cq = ops.req_notify_cq;
+        let ops = Ops { post_send, post_recv, poll_cq, arm_cq, windows };
         let context = Context { object, ops };
         context.events_do_not_block()?;
         Ok(Some(Arc::new(context)))
     }
 
     fn events_do_not_block(&self) -> Result<(), i32> {
-        // SAFETY: O1.
-        let fd = unsafe { (*self.ptr()).async_fd };
-        // SAFETY: the descriptor belongs to the context, which is open for the whole borrow.
-        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-        let flags = rustix::fs::fcntl_getfl(fd).map_err(rustix::io::Errno::raw_os_error)?;
-        rustix::fs::fcntl_setfl(fd, flags | OFlags::NONBLOCK)
+        let flags = rustix::fs::fcntl_getfl(self).map_err(rustix::io::Errno::raw_os_error)?;
+        rustix::fs::fcntl_setfl(self, flags | OFlags::NONBLOCK)
             .map_err(rustix::io::Errno::raw_os_error)
     }
 
@@ -210,6 +208,16 @@ impl Context {
         // SAFETY: O1; this event was just got and is acknowledged once.
         unsafe { ffi::ibv_ack_async_event(&mut event) };
         Some(read)
+    }
+}
+
+/// The descriptor of its events.
+impl AsFd for Context {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: O1.
+        let fd = unsafe { (*self.ptr()).async_fd };
+        // SAFETY: the descriptor belongs to the context, which is open for the whole borrow.
+        unsafe { BorrowedFd::borrow_raw(fd) }
     }
 }
 

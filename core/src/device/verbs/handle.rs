@@ -5,16 +5,18 @@ use super::objects::{Cq, Mr, Mw, Pd, Qp};
 use super::open::{Port, open};
 use super::post::completion;
 use super::tables::{Ids, Tables};
+use super::wait::readable;
 use crate::device::host::{Choice, Host, OpenError, VerbsOptions};
 use crate::device::{
     AsyncEvent, Caps, Device, DeviceError, Endpoint, FastMrKind, LimitInfo, MemoryUse, MrKeys,
-    MwKeys, PostError, QpCaps, QpState, RecvWr, RtsAttrs, TransportKind, Verb, Wc, WrChain, WrOp,
-    errno, sealed,
+    MwKeys, PostError, QpCaps, QpState, RecvWr, RtsAttrs, TransportKind, Verb, Wc, WcStatus,
+    WrChain, WrOp, errno, sealed,
 };
 use crate::mem::{ExposedBytes, Fenced, Unmapped};
 use crate::types::{Access, CqId, DeviceId, DmaAddr, Epoch, MrId, MwId, PdId, QpId};
 use ibverbs_sys as ffi;
 use std::fmt;
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -165,6 +167,11 @@ impl VerbsDevice {
     pub(super) fn qp(&self, verb: Verb, qp: QpId) -> Result<Arc<Qp>, DeviceError> {
         let t = self.inner.tables();
         t.qps.get(&qp.0).cloned().ok_or(DeviceError::new(verb, errno::EINVAL))
+    }
+
+    fn cq(&self, verb: Verb, cq: CqId) -> Result<Arc<Cq>, DeviceError> {
+        let t = self.inner.tables();
+        t.cqs.get(cq.0).cloned().ok_or(DeviceError::new(verb, errno::EINVAL))
     }
 
     fn pd(&self, verb: Verb, pd: PdId) -> Result<Arc<Pd>, DeviceError> {
@@ -506,6 +513,40 @@ impl Device for VerbsDevice {
             out.push(wc);
         }
         Ok(wcs.len())
+    }
+
+    fn arm_cq(&self, cq: CqId) -> Result<(), DeviceError> {
+        let cq = self.cq(Verb::ArmCq, cq)?;
+        self.inner.made(Verb::ArmCq, self.inner.context.arm(cq.ptr()))
+    }
+
+    fn wait_cq(&self, cq: CqId, limit_ns: u64) -> Result<bool, DeviceError> {
+        let cq = self.cq(Verb::WaitCq, cq)?;
+        let on_it = |q: &&Arc<Qp>| Arc::ptr_eq(&q.cq, &cq);
+        let qps: Vec<Arc<Qp>> = self.inner.tables().qps.values().filter(on_it).cloned().collect();
+        let links: Vec<_> =
+            qps.iter().filter_map(|q| Some((q, locked(&q.link).as_ref()?.channel()))).collect();
+        let mut fds = vec![cq.channel.as_fd(), self.inner.context.as_fd()];
+        fds.extend(links.iter().map(|(_, channel)| channel.as_fd()));
+        let ready = self.inner.made(Verb::WaitCq, readable(&fds, limit_ns))?;
+        if ready.get(1) == Some(&true) {
+            self.inner.suspect();
+        }
+        for ((q, _), _) in links.iter().zip(ready.iter().skip(2)).filter(|(_, ready)| **ready) {
+            if let Some(link) = locked(&q.link).as_mut() {
+                link.look_soon();
+            }
+        }
+        cq.channel.take();
+        Ok(ready.contains(&true))
+    }
+
+    fn advice(&self, status: WcStatus) -> Option<&'static str> {
+        let unanswered = status == WcStatus::RetryExcErr;
+        (unanswered && self.inner.choice.link_local).then_some(
+            "the GID in use is link-local, and a peer beyond the link hears nothing: see \
+             device.gid_index",
+        )
     }
 
     fn is_gone(&self) -> bool {

@@ -4,6 +4,7 @@
 //! - `open`: facts of the devices, and the one that [`host`](super::host) chooses from them
 //! - `context`, `objects`: the library's objects, each owned once
 //! - `post`: chains into the library's WRs, and exact accounts of what was taken
+//! - `wait`: sleeping until a CQ, the device or a connection has news
 //! - `windows`: the key of every window, which the library does not keep
 //! - [`cm`]: connections by address and port, through librdmacm
 //! - `tables`, `handle`: the [`Device`](super::Device) that all this makes
@@ -38,6 +39,7 @@ mod post;
 mod tables;
 #[cfg(test)]
 mod tests;
+mod wait;
 mod windows;
 
 pub use super::host::{

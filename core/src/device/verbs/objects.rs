@@ -5,6 +5,7 @@ use super::cm::Link;
 use super::context::{Context, Object, outcome};
 use super::open::Port;
 use super::post::{Completions, Scratch};
+use super::wait::CompChannel;
 use crate::device::{AsyncEvent, PortAddr, QpCaps, QpState, errno};
 use crate::mem::Allocation;
 use crate::types::{Access, Lkey, Rkey};
@@ -57,6 +58,8 @@ end_on_drop!(Pd, "PD");
 /// A completion queue.
 pub(super) struct Cq {
     object: Option<Object<ffi::ibv_cq>>,
+    // Declared, so ended, after the CQ that is on it.
+    pub(super) channel: CompChannel,
     pub(super) context: Arc<Context>,
     pub(super) completions: Mutex<Completions>,
     pub(super) entries: u32,
@@ -65,14 +68,15 @@ pub(super) struct Cq {
 impl Cq {
     pub(super) fn create(context: &Arc<Context>, entries: u32) -> Result<Cq, i32> {
         let ask = i32::try_from(entries).map_err(|_| errno::EINVAL)?;
-        let (user, channel) = (ptr::null_mut(), ptr::null_mut());
-        // SAFETY: O1; no completion channel, no user pointer.
-        let cq = unsafe { ffi::ibv_create_cq(context.ptr(), ask, user, channel, 0) };
+        let (user, channel) = (ptr::null_mut(), CompChannel::create(context)?);
+        // SAFETY: O1, O2; no user pointer.
+        let cq = unsafe { ffi::ibv_create_cq(context.ptr(), ask, user, channel.ptr(), 0) };
         let object = Object::made(cq)?;
         // SAFETY: O1.
         let got = unsafe { (*object.ptr()).cqe };
         Ok(Cq {
             object: Some(object),
+            channel,
             context: Arc::clone(context),
             completions: Mutex::new(Completions::new()),
             entries: u32::try_from(got).unwrap_or(entries),

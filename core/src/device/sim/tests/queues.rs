@@ -360,3 +360,21 @@ fn same_calls_give_the_same_wcs() {
     };
     assert_eq!(play(), play());
 }
+
+#[test]
+fn h_10_an_event_is_raised_by_what_comes_after_the_arming_and_once() {
+    let (a, _b) = pair();
+    a.dev.post_send(a.qp, &writes(0, 1, true)).unwrap();
+    a.run();
+    a.dev.arm_cq(a.cq).unwrap();
+    assert_eq!(a.dev.wait_cq(a.cq, 1), Ok(false), "it was there before");
+    assert_eq!(a.poll().len(), 1, "and only polling finds it");
+    a.dev.post_send(a.qp, &writes(1, 1, true)).unwrap();
+    assert_eq!(a.dev.wait_cq(a.cq, 1), Ok(true), "still armed");
+    a.dev.post_send(a.qp, &writes(2, 1, true)).unwrap();
+    assert_eq!(a.dev.wait_cq(a.cq, 1), Ok(false), "armed once, told once");
+    assert_eq!(a.poll().len(), 2);
+    let nothing = crate::types::CqId(999);
+    assert_eq!(a.dev.arm_cq(nothing).unwrap_err().errno, errno::EINVAL);
+    assert_eq!(a.dev.wait_cq(nothing, 1).unwrap_err().errno, errno::EINVAL);
+}

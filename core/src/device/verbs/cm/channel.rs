@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Where the events of some identifiers arrive. Reading one never blocks.
-pub(super) struct Channel {
+pub(in crate::device::verbs) struct Channel {
     object: Object<RawChannel>,
     cm: &'static Functions,
 }

@@ -1,6 +1,6 @@
 //! A connection as its QP holds it, and the steps that take the QP there.
 
-use super::channel::{EventKind, Id};
+use super::channel::{Channel, EventKind, Id};
 use super::error::CmError;
 use super::hello::{Data, Hello, HelloError};
 use crate::device::verbs::VerbsDevice;
@@ -16,7 +16,7 @@ use ffi::ibv_qp_attr_mask as mask;
 use ffi::ibv_qp_state as state;
 use ibverbs_sys as ffi;
 use std::net::SocketAddr;
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 
 /// A device whose transports RDMA CM can connect, if it is a real one.
 pub trait CmDevice: Device {
@@ -66,6 +66,16 @@ impl Link {
         if !std::mem::replace(&mut self.hung_up, true) {
             self.id.disconnect();
         }
+    }
+
+    /// Where its news come from.
+    pub(in crate::device::verbs) fn channel(&self) -> Arc<Channel> {
+        Arc::clone(self.id.channel())
+    }
+
+    /// There is something to hear: it is time to look.
+    pub(in crate::device::verbs) fn look_soon(&mut self) {
+        self.looked = LOOK_EVERY - 1;
     }
 
     /// What the QP has to hear, if it is time to look: that is a system call.

@@ -4,6 +4,7 @@
 mod access;
 mod recovery;
 mod rig;
+mod wait;
 mod window;
 
 pub(in crate::device) use rig::device;
