@@ -11,24 +11,58 @@
 use crate::mutants::mutant;
 use crate::sync::{Arc, AtomicUsize, Mutex, MutexGuard, Ordering, PoisonError};
 use crate::types::{DeviceId, DmaAddr, Lkey, MrId};
-use memmap2::{MmapOptions, MmapRaw};
+use memmap2::{Mmap, MmapOptions, MmapRaw};
 use std::collections::BTreeSet;
 use std::fmt;
+use std::fs::File;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::atomic::AtomicU64;
 
 /// The bytes' lifetime. Whoever holds this keeps the memory mapped but has no way to look at it.
 #[derive(Debug)]
 pub(crate) struct Allocation {
-    map: MmapRaw,
+    map: Map,
     /// Bytes that the owner asked for; the mapping is whole pages, so whole words.
     len: usize,
+    /// Mapped without the right to write: nothing writes there, or the process ends.
+    read_only: bool,
+}
+
+/// A mapping of whole words.
+#[derive(Debug)]
+enum Map {
+    Raw(MmapRaw),
+    /// Never written again by anybody, so that a look at it harms nothing.
+    Constant(Mmap),
+}
+
+impl Map {
+    /// The first byte. Only of memory that is not read-only may it be written through.
+    fn ptr(&self) -> *mut u8 {
+        match self {
+            Map::Raw(map) => map.as_mut_ptr(),
+            Map::Constant(map) => map.as_ptr().cast_mut(),
+        }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Map::Raw(map) => map.len(),
+            Map::Constant(map) => map.len(),
+        }
+    }
 }
 
 impl Allocation {
     /// Bytes.
     pub(crate) fn len(&self) -> usize {
         self.len
+    }
+
+    /// Whether it is mapped without the right to write.
+    #[cfg_attr(not(feature = "verbs"), allow(dead_code, reason = "asked before a real reg_mr"))]
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.read_only
     }
 }
 
@@ -50,6 +84,14 @@ pub enum AllocError {
         "cannot map {len} bytes of anonymous memory; ask for less or raise the address-space limit"
     )]
     Map {
+        /// Bytes asked.
+        len: usize,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// The system refused to map the file.
+    #[error("cannot map {len} bytes of the file for reading")]
+    MapFile {
         /// Bytes asked.
         len: usize,
         /// The system's answer.
@@ -86,8 +128,66 @@ impl DmaBuf {
             .no_reserve_swap()
             .map_anon()
             .map_err(|source| AllocError::Map { len, source })?;
-        let alloc = Arc::new(Allocation { map: MmapRaw::from(map), len });
-        Ok(DmaBuf { view: Arc::new(View { alloc }), place: None })
+        Ok(DmaBuf::over(Map::Raw(MmapRaw::from(map)), len, false))
+    }
+
+    /// Maps a buffer with these bytes that nothing can change any more, for what many peers may
+    /// read. See [`map_file_read_only`](DmaBuf::map_file_read_only) for what it can be used for.
+    ///
+    /// # Errors
+    /// As [`DmaBuf::new`].
+    pub fn read_only(bytes: &[u8]) -> Result<DmaBuf, AllocError> {
+        let len = bytes.len();
+        if len == 0 {
+            return Err(AllocError::ZeroLength);
+        }
+        let failed = |source| AllocError::Map { len, source };
+        let absurd = || failed(std::io::ErrorKind::OutOfMemory.into());
+        let whole = len.checked_next_multiple_of(WORD).ok_or_else(absurd)?;
+        let mut map = MmapOptions::new().len(whole).map_anon().map_err(failed)?;
+        map[..len].copy_from_slice(bytes);
+        let map = map.make_read_only().map_err(failed)?;
+        Ok(DmaBuf::over(Map::Constant(map), len, true))
+    }
+
+    fn over(map: Map, len: usize, read_only: bool) -> DmaBuf {
+        let alloc = Arc::new(Allocation { map, len, read_only });
+        DmaBuf { view: Arc::new(View { alloc }), place: None }
+    }
+
+    /// Maps a whole file for reading only. The device is never given the right to write there.
+    ///
+    /// # Shape
+    /// A peer can be let read it, and it can be the source of a write or message. Whatever would
+    /// need the right to write is refused: a grant of [`PeerWrites`], a read into it, a window.
+    /// It has no mutable bytes: as `&mut [u8]` it is empty.
+    ///
+    /// [`PeerWrites`]: crate::Grant::PeerWrites
+    /// # Errors
+    /// [`AllocError::ZeroLength`] for an empty file; [`AllocError::MapFile`] with the system's
+    /// reason.
+    /// # Safety
+    /// For as long as the buffer lives, wherever it is:
+    /// 1. nobody, in this process or another, changes the content of the file;
+    /// 2. nobody makes the file shorter.
+    pub unsafe fn map_file_read_only(file: &File) -> Result<DmaBuf, AllocError> {
+        let failed = |len| move |source| AllocError::MapFile { len, source };
+        let bytes = file.metadata().map_err(failed(0))?.len();
+        let absurd = || std::io::Error::from(std::io::ErrorKind::OutOfMemory);
+        let len = usize::try_from(bytes).map_err(|_| failed(usize::MAX)(absurd()))?;
+        if len == 0 {
+            return Err(AllocError::ZeroLength);
+        }
+        // Up to the end of its last page a mapping has zeros behind the file's end.
+        let whole = len.checked_next_multiple_of(WORD).ok_or_else(|| failed(len)(absurd()))?;
+        let map = MmapOptions::new().len(whole).map_raw_read_only(file).map_err(failed(len))?;
+        Ok(DmaBuf::over(Map::Raw(map), len, true))
+    }
+
+    /// Whether it was mapped for reading only.
+    #[must_use]
+    pub fn is_read_only(&self) -> bool {
+        self.view.alloc.read_only
     }
 
     /// Maps a buffer and copies `bytes` into it.
@@ -111,9 +211,9 @@ impl Deref for DmaBuf {
 
     fn deref(&self) -> &[u8] {
         let alloc = &self.view.alloc;
-        let ptr = alloc.map.as_ptr();
+        let ptr = alloc.map.ptr();
         // SAFETY: the mapping is live (we hold the allocation), readable, `len` bytes long, and
-        // initialised (zero pages). Nobody writes through another path: this `DmaBuf` holds the
+        // initialised (zero pages, or a file that does not change: obligations 1 and 2). Nobody writes through another path: this `DmaBuf` holds the
         // only `View`, as `new` made it and as `ExposedBytes::into_buf` checked, so no
         // `ExposedBytes` exists; and what a device was lent of it has been proven unmapped by
         // `Unmapped`.
@@ -122,10 +222,14 @@ impl Deref for DmaBuf {
 }
 
 impl DerefMut for DmaBuf {
+    /// The bytes; none of memory that is mapped for reading only.
     fn deref_mut(&mut self) -> &mut [u8] {
         let alloc = &self.view.alloc;
-        let ptr = alloc.map.as_mut_ptr();
-        // SAFETY: as in `deref`; `&mut self` makes this the only slice.
+        if alloc.read_only {
+            return &mut [];
+        }
+        let ptr = alloc.map.ptr();
+        // SAFETY: as in `deref`, and writable; `&mut self` makes this the only slice.
         unsafe { std::slice::from_raw_parts_mut(ptr, alloc.len) }
     }
 }
@@ -166,7 +270,13 @@ impl ExposedBytes {
     /// the CPU.
     #[must_use]
     pub fn addr(&self) -> u64 {
-        self.view.alloc.map.as_ptr() as u64
+        self.view.alloc.map.ptr() as u64
+    }
+
+    /// Whether it was mapped for reading only.
+    #[must_use]
+    pub fn is_read_only(&self) -> bool {
+        self.view.alloc.read_only
     }
 
     /// Keeps the memory mapped without a way to reach it.
@@ -199,9 +309,13 @@ impl ExposedBytes {
         true
     }
 
-    /// Copies `bytes` to `at`. False, and nothing copied, if the range is not inside.
+    /// Copies `bytes` to `at`. False, and nothing copied, if the range is not inside or the memory
+    /// is mapped for reading only.
     #[must_use]
     pub fn copy_in(&self, at: usize, bytes: &[u8]) -> bool {
+        if self.is_read_only() {
+            return false;
+        }
         let Some(range) = self.checked(at, bytes.len()) else { return false };
         let words = self.words(&range);
         let (head, rest) = bytes.split_at(head_len(&range));
@@ -255,7 +369,7 @@ impl ExposedBytes {
         debug_assert!(end * WORD <= map.len());
         // SAFETY: `checked` has shown that the range is inside the length, whose round-up to whole
         // words is mapped, so the offset stays inside the mapping.
-        let ptr = unsafe { map.as_mut_ptr().cast::<AtomicU64>().add(first) };
+        let ptr = unsafe { map.ptr().cast::<AtomicU64>().add(first) };
         // SAFETY: in bounds (above), aligned (mappings are page-aligned), live for `&self` (we hold
         // the allocation), initialised, and only ever accessed as whole atomic words while a `View`
         // is shared: a plain slice needs the unique `DmaBuf`, which cannot exist beside `self`.
@@ -461,6 +575,40 @@ mod tests {
         let mut out = [7; 14];
         assert!(!b.copy_out(0, &mut out));
         assert_eq!(out, [7; 14]);
+    }
+
+    #[test]
+    fn b55_a_file_mapped_for_reading_has_its_bytes_and_no_mutable_ones() {
+        let path = std::env::temp_dir().join(format!("memreg-mem-{}", std::process::id()));
+        std::fs::write(&path, b"twelve bytes").unwrap();
+        let file = File::open(&path).unwrap();
+        // SAFETY: the file is this test's own, and is not touched again.
+        let mut buf = unsafe { DmaBuf::map_file_read_only(&file) }.unwrap();
+        assert!(buf.is_read_only() && !DmaBuf::new(1).unwrap().is_read_only());
+        assert_eq!(&buf[..], b"twelve bytes");
+        assert!(buf.iter_mut().next().is_none());
+        let (bytes, _) = buf.into_exposed();
+        assert!(!bytes.copy_in(0, b"T"), "it would end the process");
+        let mut out = [0; 12];
+        assert!(bytes.copy_out(0, &mut out) && !bytes.copy_out(1, &mut out));
+        assert_eq!(&out, b"twelve bytes");
+        std::fs::write(&path, b"").unwrap();
+        // SAFETY: as above.
+        let empty = unsafe { DmaBuf::map_file_read_only(&File::open(&path).unwrap()) };
+        assert!(matches!(empty, Err(AllocError::ZeroLength)));
+        let _ = std::fs::remove_file(&path);
+    }
+
+    #[test]
+    fn b55_constant_bytes_have_no_mutable_view() {
+        let mut buf = DmaBuf::read_only(b"constant").unwrap();
+        assert!(buf.is_read_only() && &buf[..] == b"constant" && buf.get_mut(0).is_none());
+        assert!(matches!(DmaBuf::read_only(b""), Err(AllocError::ZeroLength)));
+        let (bytes, place) = buf.into_exposed();
+        let mut out = [0; 8];
+        assert!(bytes.copy_out(0, &mut out) && !bytes.copy_in(0, &[0]));
+        let buf = bytes.into_buf(Unmapped::after(Fenced::mint()), place).unwrap();
+        assert_eq!(&buf[..], b"constant");
     }
 
     #[test]

@@ -170,6 +170,12 @@ bitflags::bitflags! {
 }
 
 impl Access {
+    /// Rights that need memory which may be written; the kernel counts the binding of windows among
+    /// them.
+    pub const WRITING: Access = Access::LOCAL_WRITE
+        .union(Access::REMOTE_WRITE)
+        .union(Access::REMOTE_ATOMIC)
+        .union(Access::MW_BIND);
     /// Rights that let a peer in.
     pub const REMOTE: Access =
         Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);

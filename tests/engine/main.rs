@@ -12,6 +12,7 @@ mod lying;
 mod map;
 mod open;
 mod posts;
+mod read_only;
 mod rig;
 mod rnr;
 mod shared_pd;

@@ -1,6 +1,6 @@
 //! What a device says of itself.
 
-use crate::types::Access;
+use crate::types::{Access, Grant};
 use std::fmt;
 
 /// Attributes of a device, as reported; a promise, not a proof.
@@ -69,6 +69,22 @@ impl fmt::Display for TransportKind {
     }
 }
 
+/// What memory is registered for.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum Purpose {
+    /// The source of a send or write.
+    Source,
+    /// A receive.
+    Receive,
+    /// The sink of a read.
+    ReadSink,
+    /// What windows are bound onto.
+    WindowParent,
+    /// What a peer may do with it.
+    Granted(Grant),
+}
+
 impl Caps {
     /// The software device's `generic` profile, for constants.
     pub const GENERIC: Caps = Caps {
@@ -103,16 +119,29 @@ impl Caps {
         self.mem_window_type_2b && self.max_mw > 0
     }
 
-    /// The rights that the sink of an RDMA READ needs. Sources of sends and writes need none, and
-    /// receives local write, on every wire.
+    /// The rights that memory needs for a purpose, and no more.
+    ///
+    /// | purpose | rights |
+    /// |---|---|
+    /// | source of a send or write | none |
+    /// | receive | local write |
+    /// | sink of a read | local write; over iWARP remote write too |
+    /// | parent of windows | local write, and the binding of windows |
+    /// | what a peer may read | remote read |
+    /// | what a peer may write | remote write, local write |
     ///
     /// # Source
-    /// RFC 5040: over iWARP a read response is a tagged write by the peer.
+    /// `ibv_reg_mr(3)`; RFC 5040: over iWARP a read response is a tagged write by the peer.
     #[must_use]
-    pub fn read_sink_access(&self) -> Access {
-        match self.transport {
-            TransportKind::Iwarp => Access::LOCAL_WRITE.union(Access::REMOTE_WRITE),
-            TransportKind::Ib | TransportKind::Roce => Access::LOCAL_WRITE,
+    pub fn rights_for(&self, purpose: Purpose) -> Access {
+        match purpose {
+            Purpose::Source => Access::empty(),
+            Purpose::ReadSink if self.transport == TransportKind::Iwarp => {
+                Access::LOCAL_WRITE.union(Access::REMOTE_WRITE)
+            }
+            Purpose::Receive | Purpose::ReadSink => Access::LOCAL_WRITE,
+            Purpose::WindowParent => Access::LOCAL_WRITE.union(Access::MW_BIND),
+            Purpose::Granted(grant) => grant.access(),
         }
     }
 }
@@ -127,6 +156,29 @@ impl Default for Caps {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn b56_each_purpose_has_its_rights_and_only_iwarp_differs() {
+        let (ib, iwarp) =
+            (Caps::default(), Caps { transport: TransportKind::Iwarp, ..Caps::default() });
+        let write = Access::LOCAL_WRITE;
+        for (purpose, rights, over_iwarp) in [
+            (Purpose::Source, Access::empty(), Access::empty()),
+            (Purpose::Receive, write, write),
+            (Purpose::ReadSink, write, write | Access::REMOTE_WRITE),
+            (Purpose::WindowParent, write | Access::MW_BIND, write | Access::MW_BIND),
+            (Purpose::Granted(Grant::PeerReads), Access::REMOTE_READ, Access::REMOTE_READ),
+            (
+                Purpose::Granted(Grant::PeerWrites),
+                write | Access::REMOTE_WRITE,
+                write | Access::REMOTE_WRITE,
+            ),
+        ] {
+            assert_eq!((ib.rights_for(purpose), iwarp.rights_for(purpose)), (rights, over_iwarp));
+            let reads = matches!(purpose, Purpose::Source | Purpose::Granted(Grant::PeerReads));
+            assert_eq!(rights.intersects(Access::WRITING), !reads, "{purpose:?}");
+        }
+    }
 
     #[test]
     fn b36_depth_depends_on_the_sge_count() {

@@ -120,6 +120,8 @@ pub enum DeviceErrorKind {
     Invalid,
     /// The object is still in use.
     Busy,
+    /// The memory is mapped for reading only, and the call needs the right to write.
+    ReadOnly,
     /// The address range is not accessible.
     Fault,
     /// The device cannot do it.
@@ -137,6 +139,7 @@ pub mod errno {
     pub const EIO: i32 = 5;
     pub const EAGAIN: i32 = 11;
     pub const ENOMEM: i32 = 12;
+    pub const EACCES: i32 = 13;
     pub const EFAULT: i32 = 14;
     pub const EBUSY: i32 = 16;
     pub const ENODEV: i32 = 19;
@@ -167,6 +170,7 @@ impl DeviceError {
             errno::ENOMEM => DeviceErrorKind::OutOfMemory,
             errno::EINVAL => DeviceErrorKind::Invalid,
             errno::EBUSY | errno::EAGAIN => DeviceErrorKind::Busy,
+            errno::EACCES if self.verb == Verb::RegMr => DeviceErrorKind::ReadOnly,
             errno::EFAULT => DeviceErrorKind::Fault,
             errno::EOPNOTSUPP => DeviceErrorKind::NotSupported,
             errno::ENODEV | errno::EIO => DeviceErrorKind::Gone,
@@ -201,6 +205,7 @@ impl fmt::Display for DeviceError {
             errno::EIO => "EIO",
             errno::EAGAIN => "EAGAIN",
             errno::ENOMEM => "ENOMEM",
+            errno::EACCES => "EACCES",
             errno::EFAULT => "EFAULT",
             errno::EBUSY => "EBUSY",
             errno::ENODEV => "ENODEV",
@@ -209,6 +214,9 @@ impl fmt::Display for DeviceError {
             _ => "errno",
         };
         write!(f, "{}: {name} ({})", self.verb, self.errno)?;
+        if self.kind() == DeviceErrorKind::ReadOnly {
+            f.write_str(": memory is read-only, and the rights asked include writing")?;
+        }
         if let Some(l) = self.limit {
             write!(f, ": {} needs {} of {}, {} in use", l.what, l.need, l.limit, l.in_use)?;
         }

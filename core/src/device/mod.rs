@@ -18,7 +18,7 @@ pub mod verbs;
 mod wr;
 
 pub use any::AnyDevice;
-pub use caps::{Caps, TransportKind};
+pub use caps::{Caps, Purpose, TransportKind};
 pub use error::{DeviceError, DeviceErrorKind, LimitInfo, MemoryUse, PostError, Verb, errno};
 pub use wr::{
     PageEntry, Payload, QpState, RecvWr, Sge, Span, Wc, WcError, WcStatus, WcSuccess, Wr, WrChain,

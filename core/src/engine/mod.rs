@@ -21,7 +21,9 @@ pub(crate) mod ring;
 pub(crate) mod stage;
 pub mod stats;
 
-use crate::device::{Caps, Device, DeviceError, DeviceErrorKind, MrKeys, Verb, WrChain, errno};
+use crate::device::{
+    Caps, Device, DeviceError, DeviceErrorKind, MrKeys, Purpose, Verb, WrChain, errno,
+};
 use crate::mem::{Fenced, LocalMr, Placement, Unmapped};
 use crate::memreg::{Event, RegionId, SegShape};
 use crate::mutants::mutant;
@@ -436,7 +438,10 @@ impl<D: Device> Engine<D> {
         }
         let len = piece.bytes.len() as u64;
         // Local rights only: no peer gets in through it, so it may stay registered.
-        let access = self.local_access;
+        let access = match piece.bytes.is_read_only() {
+            true => self.caps.rights_for(Purpose::Source),
+            false => self.local_access,
+        };
         let MrKeys { mr, lkey, .. } = self.device.reg_mr(self.pd, place.addr, len, access)?;
         self.stats.local_registrations += 1;
         self.domain.registered(mr);
@@ -451,7 +456,7 @@ impl<D: Device> Engine<D> {
     pub(crate) fn sink_mr(&mut self, piece: &mut Piece) -> Result<Lkey, DeviceError> {
         let base = piece.mapped.ok_or(DeviceError::new(Verb::RegMr, errno::EFAULT))?;
         let addr = DmaAddr(base.0 + piece.range.start as u64);
-        let (len, access) = (piece.range.len() as u64, self.caps.read_sink_access());
+        let (len, access) = (piece.range.len() as u64, self.caps.rights_for(Purpose::ReadSink));
         let keys = self.device.reg_mr(self.pd, addr, len, access)?;
         piece.once = Some(keys.mr);
         self.stats.sink_registrations += 1;
@@ -516,6 +521,5 @@ pub(crate) fn spans(
 
 /// Parents of windows need one right more; nobody else gets it.
 fn local_access(caps: &Caps) -> Access {
-    let bind = if caps.has_windows() { Access::MW_BIND } else { Access::empty() };
-    Access::LOCAL_WRITE | bind
+    caps.rights_for(if caps.has_windows() { Purpose::WindowParent } else { Purpose::Receive })
 }

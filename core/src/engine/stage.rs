@@ -7,8 +7,8 @@ use super::ledger::Rule;
 use super::ring::RingOp;
 use super::{Engine, spans};
 use crate::device::{
-    Device, DeviceError, DeviceErrorKind, FastMrKind, PageEntry, Payload, PostError, Wr, WrChain,
-    WrOp,
+    Device, DeviceError, DeviceErrorKind, FastMrKind, PageEntry, Payload, PostError, Verb, Wr,
+    WrChain, WrOp, errno,
 };
 use crate::memreg::{Event, MAX_REGIONS, RegionId, SegList, SegShape, Wish, WrBatch};
 use crate::mutants::mutant;
@@ -113,6 +113,10 @@ impl<D: Device> Engine<D> {
         let mut pieces = std::mem::take(&mut e.pieces);
         let hit = spans(&pieces, bytes.clone()).next();
         let made = match hit {
+            // The kernel counts the binding of windows among the rights to write.
+            Some((i, _)) if pieces[i].bytes.is_read_only() => {
+                Err(DeviceError::new(Verb::RegMr, errno::EACCES))
+            }
             Some((i, _)) => self.local_mr(&mut pieces[i]).map(|_| ()),
             None => Ok(()),
         };

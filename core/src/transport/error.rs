@@ -200,6 +200,14 @@ pub enum Refusal {
         /// Bytes of the buffer.
         len: usize,
     },
+    /// The memory is mapped for reading only.
+    #[error("memory is read-only (item {index}), and {what} needs the right to write")]
+    ReadOnly {
+        /// Which item of the list.
+        index: usize,
+        /// What was asked of it.
+        what: &'static str,
+    },
     /// More bytes than one operation may have.
     #[error("{need} bytes in one operation, the limit is {limit}")]
     TooLong {

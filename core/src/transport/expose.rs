@@ -50,7 +50,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         grant: Grant,
     ) -> Result<Exposed, BufferError> {
         let buffers = buffers.into();
-        if let Err(why) = self.check_up().and_then(|()| self.check_list(&buffers)) {
+        if let Err(why) = self.check_up().and_then(|()| self.check_list(&buffers, grant)) {
             return Err(BufferError { buffers, why });
         }
         let bounced = !self.eng.arenas.is_empty();
@@ -152,7 +152,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         BufferError { buffers, why }
     }
 
-    fn check_list(&self, buffers: &Buffers) -> Result<(), Refusal> {
+    fn check_list(&self, buffers: &Buffers, grant: Grant) -> Result<(), Refusal> {
         if buffers.0.is_empty() {
             return Err(Refusal::Empty);
         }
@@ -160,6 +160,9 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         for (index, (buf, range)) in buffers.0.iter().enumerate() {
             if range.start >= range.end {
                 return Err(Refusal::ZeroLength { index });
+            }
+            if buf.is_read_only() {
+                self.check_read_only(index, grant)?;
             }
             if range.end > buf.len() {
                 return Err(Refusal::OutOfRange { index, end: range.end, len: buf.len() });
@@ -171,6 +174,19 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             return Err(Refusal::TooLong { need, limit });
         }
         Ok(())
+    }
+
+    /// Rights are never widened behind anybody's back: what would write to memory that is mapped
+    /// for reading is refused before anything is registered (B55).
+    fn check_read_only(&self, index: usize, grant: Grant) -> Result<(), Refusal> {
+        let what = match grant {
+            Grant::PeerWrites => "a grant of writing",
+            Grant::PeerReads if self.eng.limits.mechanism == "window" => {
+                "a window onto it (strategy fmr needs none)"
+            }
+            Grant::PeerReads => return Ok(()),
+        };
+        Err(Refusal::ReadOnly { index, what })
     }
 
     /// Starts taking the peer's access back.

@@ -2,7 +2,7 @@
 
 use super::Transport;
 use super::error::{AccessError, BufferError, Refusal, TakeError, TakeRefusal};
-use crate::device::{Device, DeviceError, Payload, Sge, Span, WrOp};
+use crate::device::{Device, DeviceError, Payload, Purpose, Sge, Span, WrOp};
 use crate::engine::exposure::{Buffers, LocalId, LocalOp, Piece, RemoteAccess};
 use crate::engine::ring::RingOp;
 use crate::error::ApiMisuse;
@@ -139,6 +139,9 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             if range.start >= range.end {
                 return Err(Refusal::ZeroLength { index });
             }
+            if !write && buf.is_read_only() {
+                return Err(Refusal::ReadOnly { index, what: "a read into it" });
+            }
             if range.end > buf.len() {
                 return Err(Refusal::OutOfRange { index, end: range.end, len: buf.len() });
             }
@@ -179,7 +182,8 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     /// SGEs over the buffers, each with the key of its own local MR.
     fn sges(&mut self, pieces: &mut [Piece], write: bool) -> Result<Sges, DeviceError> {
         // A right of the peer is never left on a registration that stays (B24).
-        let once = !write && self.eng.caps.read_sink_access() != Access::LOCAL_WRITE;
+        let sink = self.eng.caps.rights_for(Purpose::ReadSink);
+        let once = !write && sink != Access::LOCAL_WRITE;
         let mut sges = Sges::new();
         for piece in pieces {
             let lkey = if once { self.eng.sink_mr(piece)? } else { self.eng.local_mr(piece)?.1 };

@@ -8,7 +8,9 @@ use super::mw::Bind;
 use super::node::{Life, Node};
 use super::qp::{Qp, Work, Wqe};
 use super::syndrome::Syndrome;
-use crate::device::{AsyncEvent, QpState, RecvWr, RtsAttrs, Wc, WcError, WcStatus, WcSuccess};
+use crate::device::{
+    AsyncEvent, Purpose, QpState, RecvWr, RtsAttrs, Wc, WcError, WcStatus, WcSuccess,
+};
 use crate::types::{Access, CqId, QpId, Rkey, WrId};
 
 /// Why a WR did not succeed in this step.
@@ -163,7 +165,7 @@ impl State {
         rkey: Rkey,
         s: &mut Scratch,
     ) -> Result<u32, Stop> {
-        let sink = self.nodes[at.node].caps.read_sink_access();
+        let sink = self.nodes[at.node].caps.rights_for(Purpose::ReadSink);
         let total = self.gather(at, wqe, sink, s)?;
         let to = self.peer_of(at)?;
         self.reach_peer(to, rkey, Access::REMOTE_READ, (addr, total), s)?;

@@ -78,6 +78,11 @@ impl Iommu {
         (at.checked_add(len)? <= mapping.bytes.len()).then_some(Piece { map, at, len })
     }
 
+    /// Whether the memory there is mapped for reading only.
+    pub(super) fn is_read_only(&self, piece: Piece) -> bool {
+        self.maps.get(piece.map).is_some_and(|m| m.bytes.is_read_only())
+    }
+
     pub(super) fn ranges(&self) -> u64 {
         self.maps.len() as u64
     }

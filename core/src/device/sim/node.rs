@@ -193,6 +193,11 @@ impl Node {
         Ok(())
     }
 
+    /// Makes an ordinary MR.
+    ///
+    /// # Divergence
+    /// Memory that is mapped for reading only is EACCES where rights to write are asked, before
+    /// anything else is tried; kernels answer EFAULT or ENOMEM.
     pub(super) fn reg_mr(
         &mut self,
         pd: PdId,
@@ -206,8 +211,9 @@ impl Node {
         }
         within(Verb::RegMr, "max_mr_size", len, self.caps.max_mr_size)?;
         self.room_for_mr(Verb::RegMr)?;
-        if self.iommu.locate(addr.0, len).is_none() {
-            return Err(error(errno::EFAULT));
+        let memory = self.iommu.locate(addr.0, len).ok_or(error(errno::EFAULT))?;
+        if access.intersects(Access::WRITING) && self.iommu.is_read_only(memory) {
+            return Err(error(errno::EACCES));
         }
         let keys = self.mrs.add_plain(pd, addr.0, len, access).ok_or(error(errno::ENOMEM))?;
         self.counters.reg_mr_calls += 1;

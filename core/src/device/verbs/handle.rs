@@ -426,6 +426,10 @@ impl Device for VerbsDevice {
         let pd = self.pd(Verb::RegMr, pd)?;
         let memory = self.inner.tables().memory(addr.0, len);
         let memory = memory.ok_or(DeviceError::new(Verb::RegMr, errno::EFAULT))?;
+        if memory.is_read_only() && access.intersects(Access::WRITING) {
+            // The kernel's own answer would be EFAULT, or ENOMEM, for memory that is there.
+            return Err(DeviceError::new(Verb::RegMr, errno::EACCES));
+        }
         self.inner.registration_calls.fetch_add(1, Ordering::Relaxed);
         let mr = self.inner.made(Verb::RegMr, Mr::register(&pd, addr.0, len, access, memory));
         let mr = mr.map_err(|e| self.inner.no_memory(e, len))?;

@@ -261,3 +261,23 @@ fn unmap_gives_the_bytes_up_before_the_proof() {
     let buf = bytes.into_buf(proof, place).unwrap();
     assert_eq!(buf[1], 3);
 }
+
+#[test]
+fn b55_read_only_memory_is_registered_for_reading_and_refused_for_writing_by_name() {
+    let (a, _b) = pair();
+    let (bytes, _) = crate::mem::DmaBuf::read_only(&[7; 64]).unwrap().into_exposed();
+    let addr = a.dev.dma_map(&bytes, None).unwrap();
+    for rights in [Access::REMOTE_READ, Access::empty()] {
+        let keys = a.dev.reg_mr(a.pd, addr, 64, rights).unwrap();
+        a.dev.dereg_mr(keys.mr).unwrap();
+    }
+    let write = Access::LOCAL_WRITE;
+    for rights in
+        [write | Access::REMOTE_READ, write | Access::REMOTE_WRITE, write | Access::MW_BIND, write]
+    {
+        let e = a.dev.reg_mr(a.pd, addr, 64, rights).unwrap_err();
+        assert_eq!(e.kind(), crate::device::DeviceErrorKind::ReadOnly);
+        let text = "reg_mr: EACCES (13): memory is read-only, and the rights asked include writing";
+        assert_eq!(e.to_string(), text);
+    }
+}

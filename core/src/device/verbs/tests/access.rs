@@ -1,10 +1,11 @@
 //! Ordinary MRs: bytes, rights, keys, and what is refused before the device sees it.
 
-use super::rig::{BOTH, LOCAL, Rig, content, device};
+use super::rig::{BOTH, LOCAL, Memory, Rig, content, device};
 use crate::device::{
     Device, DeviceErrorKind, Payload, QpState, RecvWr, Sge, WcStatus, WrChain, WrOp, errno,
 };
-use crate::types::{DmaAddr, Rkey, WrId};
+use crate::mem::{DmaBuf, Fenced};
+use crate::types::{Access, DmaAddr, Rkey, WrId};
 
 #[test]
 fn bytes_go_both_ways_under_an_ordinary_mr() {
@@ -126,5 +127,38 @@ fn what_the_kernel_keeps_to_itself_is_refused_by_name() {
     let kind = crate::device::FastMrKind::Pages;
     let e = rig.dev.alloc_fast_mr(rig.pd, 4, kind).unwrap_err();
     assert_eq!(e.errno, errno::EOPNOTSUPP);
+    rig.close();
+}
+
+#[test]
+fn b55_b56_read_only_memory_is_read_by_a_peer_and_a_source_and_never_written() {
+    let Some(dev) = device() else { return };
+    let mut rig = Rig::new(dev);
+    let constant = |rights| {
+        let (bytes, _) = DmaBuf::read_only(&[7; 4096]).unwrap().into_exposed();
+        let addr = rig.dev.dma_map(&bytes, None).unwrap();
+        let keys = rig.dev.reg_mr(rig.pd, addr, 4096, rights);
+        (bytes, addr, keys)
+    };
+    let (bytes, addr, keys) = constant(Access::REMOTE_READ);
+    let readable = Memory { bytes, addr, keys: keys.unwrap() };
+    let (bytes, addr, keys) = constant(Access::empty());
+    let source = Memory { bytes, addr, keys: keys.unwrap() };
+    let (bytes, addr, keys) = constant(LOCAL | Access::REMOTE_READ);
+    let e = keys.unwrap_err();
+    assert_eq!(e.kind(), DeviceErrorKind::ReadOnly);
+    assert!(e.to_string().contains("memory is read-only"), "{e}");
+    let _ = rig.dev.dma_unmap(addr, Fenced::mint()).unwrap();
+    drop(bytes);
+    let (target, sink) = (rig.memory(4096, LOCAL | BOTH), rig.memory(4096, LOCAL));
+    assert_eq!(rig.read(&sink, readable.addr.0, readable.keys.rkey), WcStatus::Success);
+    assert_eq!(content(&sink), [7; 4096]);
+    assert_eq!(rig.write(&source, target.addr.0, target.keys.rkey), WcStatus::Success);
+    assert_eq!(content(&target), [7; 4096]);
+    assert_eq!(rig.write(&sink, readable.addr.0, readable.keys.rkey), WcStatus::RemAccessErr);
+    rig.reconnect();
+    for m in [readable, source, target, sink] {
+        rig.release(m);
+    }
     rig.close();
 }
