@@ -1,8 +1,8 @@
 //! What the host has to do with it: addresses that reach too little, and sleeping until news come.
 
 use crate::pair::{ASK, Pair, device};
-use memreg_core::device::{Device, Endpoint};
 use memreg_core::device::verbs::{VerbsDevice, VerbsOptions};
+use memreg_core::device::{Device, Endpoint};
 use memreg_core::transport::{OpenOptions, Reply, State};
 use memreg_core::types::QpId;
 use memreg_core::{Tick, Transport};
