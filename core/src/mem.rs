@@ -213,10 +213,10 @@ impl Deref for DmaBuf {
         let alloc = &self.view.alloc;
         let ptr = alloc.map.ptr();
         // SAFETY: the mapping is live (we hold the allocation), readable, `len` bytes long, and
-        // initialised (zero pages, or a file that does not change: obligations 1 and 2). Nobody writes through another path: this `DmaBuf` holds the
-        // only `View`, as `new` made it and as `ExposedBytes::into_buf` checked, so no
-        // `ExposedBytes` exists; and what a device was lent of it has been proven unmapped by
-        // `Unmapped`.
+        // initialised (zero pages, or a file that does not change: obligations 1 and 2). Nobody
+        // writes through another path: this `DmaBuf` holds the only `View`, as `new` made it and as
+        // `ExposedBytes::into_buf` checked, so no `ExposedBytes` exists; and what a device was lent
+        // of it has been proven unmapped by `Unmapped`.
         unsafe { std::slice::from_raw_parts(ptr, alloc.len) }
     }
 }
