@@ -63,12 +63,14 @@ pub fn audit(text: &str) -> Result<Audit, TraceError> {
     let mut checker = Checker::default();
     checker.audit.complete = lines.first().is_none_or(|l| l.seq == 0);
     checker.audit.lines = lines.len();
-    let mut expected = lines.first().map_or(0, |l| l.seq);
+    let mut expected = lines.first().map(|l| l.seq);
     for line in &lines {
-        if line.seq != expected {
-            checker.wrong(line, format!("line {expected} is missing"));
+        match expected {
+            Some(seq) if seq == line.seq => {}
+            Some(seq) => checker.wrong(line, format!("line {seq} is missing")),
+            None => checker.wrong(line, "no line follows the last number there is".to_owned()),
         }
-        expected = line.seq + 1;
+        expected = line.seq.checked_add(1);
         checker.take(line);
     }
     if promised != lines.len() {
@@ -301,6 +303,15 @@ mod tests {
         let a = a.unwrap();
         assert!(!a.complete);
         assert_eq!(a.violations[0].what, "line 6 is missing");
+    }
+
+    #[test]
+    fn nothing_follows_the_last_number_there_is() {
+        let last = format!("{} 0 qp-up qp=1 epoch=1", u64::MAX);
+        let a = audit(&format!("memreg-trace 1 lines=1\n{last}\n")).unwrap();
+        assert_eq!(a.violations, []);
+        let a = audit(&format!("memreg-trace 1 lines=2\n{last}\n0 0 qp-destroyed qp=1\n"));
+        assert_eq!(a.unwrap().violations[0].what, "no line follows the last number there is");
     }
 
     #[test]

@@ -1,0 +1,4 @@
+//! Hostile input under libFuzzer: `fuzz/run`.
+#![forbid(unsafe_code)]
+
+pub mod targets;
