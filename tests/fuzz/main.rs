@@ -40,6 +40,18 @@ fn completions() {
     run("completions", targets::completions, 4000);
 }
 
+#[cfg(feature = "verbs")]
+#[test]
+fn wc() {
+    run("wc", targets::wc, 20_000);
+}
+
+#[cfg(feature = "verbs")]
+#[test]
+fn hello() {
+    run("hello", targets::hello, 20_000);
+}
+
 fn run(name: &str, target: fn(&[u8]), mutations: u64) {
     if let Ok(hex) = std::env::var("MEMREG_TEST_FUZZ") {
         target(&from_hex(&hex));

@@ -5,6 +5,8 @@
 //! - [`trace`]: what `memreg audit` is given
 //! - [`segment`]: what a peer sends
 //! - [`completions`]: what a device answers
+//! - `wc` and `hello`, with the feature `verbs`: a completion as a provider writes it, and a peer's
+//!   greeting
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a test
 
 mod completions;
@@ -13,8 +15,12 @@ mod input;
 mod rig;
 mod segment;
 mod trace;
+#[cfg(feature = "verbs")]
+mod verbs;
 
 pub use completions::completions;
 pub use config::{config, profile};
 pub use segment::segment;
 pub use trace::trace;
+#[cfg(feature = "verbs")]
+pub use verbs::{hello, wc};

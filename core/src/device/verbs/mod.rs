@@ -47,5 +47,7 @@ pub use super::host::{
 };
 pub use handle::{VerbsDevice, VerbsObjects};
 pub use open::{devices, facts};
+#[doc(hidden)]
+pub use post::decode as decode_wc;
 #[cfg(test)]
 pub(super) use tests::device as test_device;

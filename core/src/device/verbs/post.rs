@@ -243,6 +243,17 @@ pub(super) fn completion(wc: &ibv_wc, kernel_flags: bool) -> Wc {
     Wc::Success(WcSuccess { wr_id, qp, byte_len, invalidated })
 }
 
+/// A WC whose bytes a provider has written, decoded. For tests of hostile input.
+#[doc(hidden)]
+#[must_use]
+pub fn decode(raw: &[u8; size_of::<ibv_wc>()], kernel_flags: bool) -> Wc {
+    // SAFETY: the sizes are equal, and every bit pattern of these plain integers is valid.
+    completion(
+        &unsafe { std::mem::transmute::<[u8; size_of::<ibv_wc>()], ibv_wc>(*raw) },
+        kernel_flags,
+    )
+}
+
 fn remote(remote_addr: u64, rkey: Rkey) -> ffi::ibv_send_wr__bindgen_ty_2__bindgen_ty_1 {
     ffi::ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr, rkey: rkey.to_bits() }
 }
@@ -324,11 +335,9 @@ mod tests {
             raw[12] = 128;
             raw[24..28].copy_from_slice(&u32::to_ne_bytes(key));
             raw[36..40].copy_from_slice(&u32::to_ne_bytes(flags));
-            // SAFETY: every bit pattern of these plain integers is valid, and zero is a known
-            // status.
-            unsafe { std::mem::transmute::<[u8; size_of::<ibv_wc>()], ibv_wc>(raw) }
+            raw
         };
-        let seen = |flags, kernel| match completion(&recv(flags), kernel) {
+        let seen = |flags, kernel| match decode(&recv(flags), kernel) {
             Wc::Success(s) => s.invalidated.map(Rkey::to_bits),
             Wc::Error(_) => unreachable!(),
         };
