@@ -16,4 +16,5 @@ mod read_only;
 mod rig;
 mod rnr;
 mod shared_pd;
+mod threads;
 mod wait;
