@@ -11,6 +11,7 @@ mod lease;
 mod lying;
 mod map;
 mod open;
+mod poisoned;
 mod posts;
 mod read_only;
 mod rig;

@@ -115,7 +115,7 @@ pub struct LedgerEntry {
 }
 
 /// The last [`Ledger::CAPACITY`] lines.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Ledger {
     lines: VecDeque<LedgerEntry>,
     next: u64,

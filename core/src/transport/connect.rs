@@ -102,6 +102,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             drain_until: None,
             drain_forced: false,
             cause: None,
+            poisoned: None,
             sentinel_seen: false,
             cq_doubtful: false,
             ports_down: BTreeSet::new(),

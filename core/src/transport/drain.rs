@@ -26,6 +26,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             tracing::warn!(qp = qp.0, %cause, "connection poisoned");
             self.eng.stats.poisons += 1;
         }
+        self.keep_poison(&cause);
         self.state = State::Draining;
         self.cause = Some(cause);
         (self.drain_until, self.drain_forced) = (None, false);
@@ -96,6 +97,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         let cause = self.cause.take().unwrap_or(DownCause::Local);
         let cause = if self.eng.gone { DownCause::DeviceGone } else { cause };
         tracing::info!(%cause, open_keys = self.open_keys(), "connection down");
+        self.keep_poison(&cause);
         self.state = State::Down(cause);
     }
 

@@ -14,6 +14,7 @@
 //! - `complete`: poll, and where each WC goes
 //! - `wait`: sleeping until there is something to poll
 //! - `drain`: poison, drain, destroy every key
+//! - `poisoned`: what is kept of a connection that went wrong
 //! - [`error`]: what can go wrong, and what to do
 
 mod complete;
@@ -24,6 +25,7 @@ mod exchange;
 mod expose;
 mod lease;
 mod local;
+mod poisoned;
 mod queue_pair;
 mod shared_pd;
 mod wait;
@@ -36,6 +38,7 @@ pub use connect::OpenOptions;
 pub use exchange::{Received, Reply, ReplyToken};
 pub use expose::NoReply;
 pub use local::LocalDone;
+pub use poisoned::Poisoned;
 pub use shared_pd::{QpBoundKeys, SharedPd, SharedPdError};
 
 use crate::device::{Caps, Device, Endpoint};
@@ -82,6 +85,7 @@ pub struct Transport<D: Device, S: MemReg> {
     drain_forced: bool,
     /// While draining: why.
     cause: Option<DownCause>,
+    poisoned: Option<Box<Poisoned>>,
     sentinel_seen: bool,
     /// The CQ has lost completions, or may have: the next connection gets a new one.
     cq_doubtful: bool,
