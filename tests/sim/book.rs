@@ -3,7 +3,7 @@
 use memreg_core::memreg::RegionId;
 use memreg_core::transport::{KeyEvent, Ledger, LedgerEvent, Rule};
 use memreg_core::types::WrId;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Which keys count as live.
 #[derive(Default)]
@@ -12,6 +12,8 @@ pub struct KeyBook {
     live: BTreeMap<RegionId, Live>,
     /// How often each key number was granted by a WR or verb that the device took.
     granted: BTreeMap<u32, u64>,
+    /// Keys that each region has had since its MR or window was made.
+    tags: BTreeMap<RegionId, BTreeSet<u32>>,
     /// Keys ended by each rule.
     ends: BTreeMap<&'static str, u64>,
     /// Keys that a verb ended while they were live, as many as the engine remembers.
@@ -53,6 +55,8 @@ impl KeyBook {
         match what {
             KeyEvent::Granted { wr, .. } => {
                 *self.granted.entry(rkey).or_insert(0) += 1;
+                let new = wr.is_none() || self.tags.entry(region).or_default().insert(rkey);
+                assert!(new, "D-11: a key comes again that a peer was told before");
                 let live = Live { rkey, by_wr: wr.is_some(), unknown: false, inv: None };
                 let before = self.live.insert(region, live);
                 assert!(before.is_none(), "a key was granted on a region whose key was live");
@@ -68,6 +72,7 @@ impl KeyBook {
                 *self.ends.entry(rule.word()).or_insert(0) += 1;
                 if rule == Rule::NeverPosted {
                     *self.granted.entry(rkey).or_insert(1) -= 1;
+                    self.tags.entry(region).or_default().remove(&rkey);
                 }
                 if live.by_wr && !live.unknown && matches!(rule, Rule::Dereg | Rule::Dealloc) {
                     self.ended_live.push_back(rkey);
@@ -82,7 +87,8 @@ impl KeyBook {
                     live.inv = live.inv.filter(|inv| *inv != wr);
                 }
             }
-            KeyEvent::RemoteInv | KeyEvent::Ended => {}
+            KeyEvent::Ended => drop(self.tags.remove(&region)),
+            KeyEvent::RemoteInv => {}
         }
     }
 
@@ -103,6 +109,12 @@ impl KeyBook {
             Live { inv: Some(_), .. } => KeyNow::Invalidating,
             _ => KeyNow::Live,
         })
+    }
+
+    /// Whether it was granted by a WR and nothing has been posted to end it.
+    pub fn is_left_open(&self, rkey: u32) -> bool {
+        let open = |l: &Live| l.rkey == rkey && l.by_wr && !l.unknown && l.inv.is_none();
+        self.live.values().any(open)
     }
 
     /// Whether a verb ended it while it was live, not long ago.

@@ -4,6 +4,7 @@ use super::side::Side;
 use super::world::World;
 use memreg_core::device::{Device, QpState};
 use memreg_core::transport::{ExposureState, State};
+use memreg_core::types::Segment;
 use std::collections::BTreeMap;
 
 impl World {
@@ -28,12 +29,29 @@ impl World {
                 "{valid} keys are valid on the device, {counted} count as live"
             );
         }
+        self.check_posts();
         if self.plan.calm {
             for side in self.conns.iter().flat_map(|c| &c.sides) {
                 assert_eq!(*side.t.state(), State::Up, "down without a fault");
                 let state = side.t.queue_pair().map(|qp| side.node.qp_state(qp));
                 assert_eq!(state, Some(Ok(QpState::Rts)), "in error without a fault");
             }
+        }
+    }
+
+    /// On each device that is still there: what the engines count as posted is what it took, and no
+    /// QP went with a WR that was not accounted for, unless its drain was given up (rule 8).
+    fn check_posts(&self) {
+        let mut nodes = BTreeMap::new();
+        for side in self.conns.iter().flat_map(|c| &c.sides).filter(|s| !s.node_gone) {
+            let (s, swallowed) = (side.t.stats(), side.faults.counts().sends_swallowed);
+            let sum = nodes.entry(side.node.id().0).or_insert((side.node.counters(), 0, 0));
+            (sum.1, sum.2) = (sum.1 + s.wrs - swallowed, sum.2 + s.drains_forced);
+        }
+        for (c, wrs, forced) in nodes.values() {
+            assert_eq!(*wrs, c.send_wrs_posted, "WRs are miscounted");
+            let undrained = c.qps_destroyed_undrained;
+            assert!(undrained <= *forced, "rule 8: {undrained} QPs not drained, {forced} given up");
         }
     }
 }
@@ -46,6 +64,10 @@ fn check_exposures(side: &mut Side) {
         let was = std::mem::replace(&mut lent.state, state);
         let back = was == ExposureState::Revoking && state == ExposureState::Exposed;
         assert!(rank(state) >= rank(was) || back, "{was:?} became {state:?}");
+        let left = |seg: &&Segment| book.is_left_open(seg.rkey.to_bits());
+        let left = lent.segs.iter().find(left);
+        let revoked = state != ExposureState::Revoking || *t.state() != State::Up;
+        assert!(revoked || left.is_none(), "rule 6: revoked, but for {left:?}");
         if rank(was) < 3 && rank(state) == 3 {
             let physical = t.limits().arena_bytes > 0;
             for seg in &lent.segs {

@@ -7,7 +7,8 @@
 //! too: of the states that were reached in two ways a sample (`twins`) makes every move from both,
 //! and what they lead to must be the same.
 //!
-//! - `MEMREG_TEST_STATES=n`: stop there; without it, the search ends when it is done.
+//! - `MEMREG_TEST_STATES=n`: stop there. Without it the search ends when it is done, in a build
+//!   without optimisation after the first few thousand states.
 //! - `MEMREG_TEST_TWINS=n`: one in so many of the states that were reached again is compared.
 
 use super::small::{MOVES, SmallWorld};
@@ -25,7 +26,7 @@ fn windows() {
 }
 
 fn search(name: &str, windows: bool) {
-    let limit = super::number("MEMREG_TEST_STATES").map_or(usize::MAX, |n| n as usize);
+    let limit = super::number("MEMREG_TEST_STATES").map_or(STATES, |n| n as usize);
     let mut found = Found::new(windows);
     let mut next = 0;
     while next < found.states.len() && found.states.len() < limit {
@@ -42,6 +43,9 @@ fn search(name: &str, windows: bool) {
         found.deepest,
     );
 }
+
+/// States of a run that nobody has asked for more.
+const STATES: usize = if cfg!(debug_assertions) { 8000 } else { usize::MAX };
 
 /// The states found so far.
 struct Found {
@@ -179,6 +183,7 @@ fn guarded<T>(
     match catch_unwind(AssertUnwindSafe(|| run(&mut world))) {
         Ok(got) => (got, world),
         Err(_) => {
+            super::keep::traces("exhaustive", [("owner".to_owned(), world.ledger())].into_iter());
             panic!("after {:?}", names(moves))
         }
     }

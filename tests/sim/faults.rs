@@ -4,7 +4,7 @@ use super::log::note;
 use super::plan::Fault;
 use super::world::World;
 use memreg_core::device::{AsyncEvent, Device, Verb, Wc, WcError, WcStatus, WcSuccess, errno};
-use memreg_core::types::{QpId, WrId};
+use memreg_core::types::{QpId, Rkey, WrId};
 
 impl World {
     /// Plans one fault on a random side.
@@ -82,6 +82,15 @@ impl World {
                 conn.lossy = true;
                 plan.overrun_cq(side.t.completion_queue());
             }
+            Fault::WrongInvalidation => {
+                let epoch = side.t.epoch();
+                let live = side.out.iter().find(|l| l.segs[0].epoch == epoch);
+                if let (Some(lent), Some(qp)) = (live, side.t.queue_pair()) {
+                    conn.lossy = true;
+                    let wc = wrong_invalidation(lent.segs[0].rkey, epoch.0, qp);
+                    plan.inject_wc(side.t.completion_queue(), wc);
+                }
+            }
             Fault::MergedDma => plan.merge_dma(times),
             Fault::PollFails => plan.fail(Verb::PollCq, 1, errno::EIO),
             Fault::Event => {
@@ -107,6 +116,15 @@ fn any(_: &Wc) -> bool {
 
 fn is_error(wc: &Wc) -> bool {
     !wc.is_success()
+}
+
+/// A receive of today that says the peer has invalidated a key, with the tag before the live one.
+fn wrong_invalidation(live: Rkey, epoch: u32, qp: QpId) -> Wc {
+    let bits = live.to_bits();
+    let other = Rkey::from_bits((bits & !0xff) | (bits.wrapping_sub(1) & 0xff));
+    // The queue is 2: receive; its slot is 0.
+    let wr_id = WrId((u64::from(epoch & 0xffff) << 48) | (2 << 40));
+    Wc::Success(WcSuccess { wr_id, qp, byte_len: 0, invalidated: Some(other) })
 }
 
 /// A completion of an earlier epoch, of a WR whose number may well be outstanding now.

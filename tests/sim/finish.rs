@@ -1,11 +1,13 @@
 //! The end of a run: nothing goes wrong any more, and everything must come to its end.
 
+use super::life::count_side;
 use super::log::note;
 use super::side::Side;
 use super::world::World;
 use memreg_core::DmaBuf;
 use memreg_core::device::Device;
-use memreg_core::transport::{Exposed, ExposureState, NoReply, Reply, State};
+use memreg_core::transport::error::Refusal;
+use memreg_core::transport::{Buffers, Exposed, ExposureState, NoReply, Reply, State};
 use memreg_core::types::{Grant, Segment};
 use std::ops::Range;
 
@@ -21,6 +23,7 @@ impl World {
         note!(self.log, "healed");
         for side in self.conns.iter().flat_map(|c| &c.sides) {
             side.faults.heal();
+            side.honesty.swear();
         }
         self.settle();
         for c in 0..self.conns.len() {
@@ -31,8 +34,10 @@ impl World {
         }
         for c in 0..self.conns.len() {
             self.reconnected(c);
-            self.clean_operation(c, 0);
-            self.clean_operation(c, 1);
+            for s in 0..2 {
+                self.clean_operation(c, s);
+                self.full_house(c, s);
+            }
         }
         self.settle();
         self.check();
@@ -138,6 +143,8 @@ impl World {
         }
         self.settle();
         self.reconnect(c);
+        // One of them may be new.
+        self.conns[c].sides.iter().for_each(|s| s.honesty.swear());
         self.settle();
         let states = [0, 1].map(|s: usize| self.conns[c].sides[s].t.state().clone());
         assert!(self.conns[c].is_up(), "not up again: {states:?}");
@@ -178,6 +185,41 @@ impl World {
         assert!(back.iter().enumerate().all(right), "the write is not where it belongs");
     }
 
+    /// As many operations of the largest size as there are credits find room in the queue (D-05,
+    /// D-06): each has a payload at the worst offset, a head and a tail.
+    fn full_house(&mut self, c: usize, s: usize) {
+        let (owner, _) = self.conns[c].pair(s);
+        let limits = owner.t.limits().clone();
+        let page = owner.t.caps().page_size as usize;
+        let most = limits.max_payload_bytes as usize;
+        if limits.mechanism != "page list" || most < 3 {
+            return;
+        }
+        let mut held = vec![];
+        for _ in 0..limits.credits {
+            let (small, large) = (|| DmaBuf::new(16).unwrap(), DmaBuf::new(most + page).unwrap());
+            let payload = (large, page - 1..page + most - 3);
+            let parts = [(small(), 3..4), payload, (small(), 3..4)];
+            match owner.t.expose(parts.into_iter().collect::<Buffers>(), Grant::PeerReads) {
+                Ok(e) => held.push(e),
+                Err(e) => {
+                    let full =
+                        matches!(e.why, Refusal::QueueFull { .. } | Refusal::NeverFits { .. });
+                    assert!(!full, "operation {} of {}: {}", held.len(), limits.credits, e.why);
+                    // Regions may be fewer: other connections on the device have some.
+                    break;
+                }
+            }
+            owner.t.flush().unwrap();
+        }
+        for e in &held {
+            owner.t.revoke(e, NoReply::NoneCanCome).unwrap();
+        }
+        self.settle();
+        let (owner, _) = self.conns[c].pair(s);
+        held.into_iter().for_each(|e| drop(owner.t.reclaim(e).unwrap()));
+    }
+
     /// Exposes a buffer and tells the peer; returns the first segment.
     fn clean_exposure(
         &mut self,
@@ -208,11 +250,13 @@ impl World {
 
     /// Transports go; the bytes left on the nodes are those that were counted as leaked.
     fn close(&mut self) {
+        for side in self.conns.iter_mut().flat_map(|c| &mut c.sides) {
+            side.t.disconnect();
+            count_side(&mut self.tally, side);
+        }
         let mut nodes = vec![];
         for conn in std::mem::take(&mut self.conns) {
-            for mut side in conn.sides {
-                side.t.disconnect();
-                self.count_side(&mut side);
+            for side in conn.sides {
                 let Side { node, t, .. } = side;
                 let kept = t.stats().bytes_leaked;
                 drop(t);

@@ -2,6 +2,7 @@
 
 use super::log::note;
 use super::side::Side;
+use super::tally::Tally;
 use super::world::World;
 use memreg_core::device::fault::FaultPlan;
 use memreg_core::device::sim::{SimCounters, SimDevice};
@@ -130,20 +131,7 @@ impl World {
             note!(self.log, "  {c}.{s} back: {back}");
         }
         old.check_spares();
-        self.count_side(old);
-    }
-
-    /// Adds what a side counted to the totals.
-    pub fn count_side(&mut self, side: &mut Side) {
-        side.book.read(side.t.ledger());
-        // The checker of traces must agree; it knows nothing of what the simulation knows.
-        let audit = memreg::audit::audit(&side.t.ledger().to_string()).expect("a trace");
-        assert!(audit.violations.is_empty(), "{audit}");
-        self.tally.wrapper(&side.faults.counts());
-        self.tally.bytes_leaked += side.t.stats().bytes_leaked;
-        for (rule, times) in side.book.ends() {
-            *self.tally.ends.entry(rule).or_insert(0) += times;
-        }
+        count_side(&mut self.tally, old);
     }
 
     /// One exposure there and back, undisturbed.
@@ -158,6 +146,23 @@ impl World {
         side.book.read(side.t.ledger());
         let buf = side.t.reclaim(e).unwrap().into_first().unwrap();
         side.spare.push(super::bytes::Spare { buf, shadow: spare.shadow });
+    }
+}
+
+/// Adds what a side counted to the totals.
+pub fn count_side(tally: &mut Tally, side: &mut Side) {
+    side.book.read(side.t.ledger());
+    // The checker of traces must agree; it knows nothing of what the simulation knows.
+    let audit = memreg::audit::audit(&side.t.ledger().to_string()).expect("a trace");
+    assert!(audit.violations.is_empty(), "{audit}");
+    if let Some(poison) = side.t.last_poison() {
+        let audit = memreg::audit::audit(&poison.ledger.to_string()).expect("a trace");
+        assert!(audit.violations.is_empty(), "of a poison: {audit}");
+    }
+    tally.wrapper(&side.faults.counts());
+    tally.bytes_leaked += side.t.stats().bytes_leaked;
+    for (rule, times) in side.book.ends() {
+        *tally.ends.entry(rule).or_insert(0) += times;
     }
 }
 

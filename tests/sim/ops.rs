@@ -55,7 +55,9 @@ impl World {
                 let budget = self.rng.usize(..4);
                 let r = self.conns[c].sides[s].t.recover(budget);
                 note!(self.log, "  {r:?}");
+                assert!(r.is_ok_and(|done| done <= budget) || r.is_err(), "more than was asked");
             }
+            Op::PassBuffer => self.pass_buffer(c, s),
             Op::Kill => self.kill(c, s),
             Op::Unplug => self.unplug(c, s),
         }
@@ -103,6 +105,15 @@ impl World {
                 note!(self.log, "  {}", e.why);
                 side.refused(parts, e);
             }
+        }
+    }
+
+    /// A buffer of one side's program becomes another's, with what it was registered for.
+    fn pass_buffer(&mut self, c: usize, s: usize) {
+        let (to_c, to_s) = (self.rng.usize(..self.conns.len()), self.rng.usize(..2));
+        if let Some(spare) = self.conns[c].sides[s].spare.pop() {
+            note!(self.log, "  to {to_c}.{to_s}");
+            self.conns[to_c].sides[to_s].spare.insert(0, spare);
         }
     }
 

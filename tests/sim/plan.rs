@@ -1,11 +1,13 @@
 //! What a seed decides before anything runs.
 
+use super::liar::{Honesty, Liar};
 use fastrand::Rng;
 use memreg_core::MemReg;
 use memreg_core::device::Caps;
 use memreg_core::device::sim::profile;
 use memreg_core::sizing::Ask;
 use memreg_core::transport::OpenOptions;
+use memreg_strategies::guarded::Guarded;
 use memreg_strategies::{Fmr, Frwr, Physical, Strategy};
 
 /// A whole run.
@@ -35,6 +37,8 @@ pub struct SidePlan {
     pub options: OpenOptions,
     /// Its keys are brought close to where their tags wrap.
     pub aged: bool,
+    /// What a liar draws its lies from.
+    pub lies: u64,
 }
 
 /// The strategies.
@@ -43,6 +47,8 @@ pub enum Kind {
     Frwr,
     Fmr,
     Physical,
+    /// `frwr`, but for its lies.
+    Liar,
 }
 
 /// What one step can do.
@@ -78,6 +84,8 @@ pub enum Op {
     Recover,
     Kill,
     Unplug,
+    /// A buffer that one transport has used goes to another.
+    PassBuffer,
 }
 
 /// What can go wrong by itself.
@@ -103,9 +111,11 @@ pub enum Fault {
     Event,
     CqOverrun,
     MergedDma,
+    /// A completion says that the peer has invalidated a key with another tag than the live one.
+    WrongInvalidation,
 }
 
-const FAULTS: [Fault; 20] = [
+const FAULTS: [Fault; 21] = [
     Fault::RefusePost,
     Fault::CutPost,
     Fault::RefuseRecv,
@@ -126,6 +136,7 @@ const FAULTS: [Fault; 20] = [
     Fault::Event,
     Fault::CqOverrun,
     Fault::MergedDma,
+    Fault::WrongInvalidation,
 ];
 
 /// Operations that every seed has, with the range of their weights.
@@ -145,7 +156,7 @@ const USUAL: [(Op, u32, u32); 12] = [
 ];
 
 /// Operations of which each seed has a subset; `true` for those that a calm seed may have.
-const SOMETIMES: [(Op, u32, bool); 16] = [
+const SOMETIMES: [(Op, u32, bool); 17] = [
     (Op::ExposeUntil, 6, false),
     (Op::Renew, 3, true),
     (Op::SendMarked, 8, true),
@@ -162,6 +173,7 @@ const SOMETIMES: [(Op, u32, bool); 16] = [
     (Op::Recover, 4, true),
     (Op::Kill, 1, false),
     (Op::Unplug, 1, false),
+    (Op::PassBuffer, 4, true),
 ];
 
 impl Plan {
@@ -174,7 +186,7 @@ impl Plan {
             .map(|_| {
                 let mut pair = [0, 1].map(|s: usize| {
                     let caps = if shared_nodes { shared[s].clone() } else { draw_caps(rng) };
-                    SidePlan::draw(rng, caps)
+                    SidePlan::draw(rng, caps, calm)
                 });
                 // Both ends agree on how long a message may be.
                 let agreed = pair[0].options.ask.max_message_bytes;
@@ -204,7 +216,7 @@ impl Plan {
 }
 
 impl SidePlan {
-    fn draw(rng: &mut Rng, caps: Caps) -> SidePlan {
+    fn draw(rng: &mut Rng, caps: Caps, calm: bool) -> SidePlan {
         // The sizing may refuse a combination; then other sizes are drawn.
         loop {
             let ask = Ask {
@@ -216,12 +228,17 @@ impl SidePlan {
                 ..Ask::default()
             };
             let kind = [Kind::Frwr, Kind::Frwr, Kind::Frwr, Kind::Fmr, Kind::Physical];
-            let kind = kind[rng.usize(..kind.len())];
-            let mut strategy = kind.build();
+            let mut kind = kind[rng.usize(..kind.len())];
+            if kind == Kind::Frwr && !calm && rng.u32(..5) == 0 {
+                kind = Kind::Liar;
+            }
+            let lies = rng.u64(..);
+            let mut strategy = kind.build(lies, Honesty::default());
             if strategy.check(&caps).is_ok() && strategy.open(&caps, &ask).is_ok() {
                 let options =
                     OpenOptions { ask, drain_limit_ns: DRAIN_LIMIT_NS, ..OpenOptions::default() };
-                return SidePlan { kind, caps, options, aged: rng.u32(..24) == 0 };
+                let aged = kind != Kind::Liar && rng.u32(..24) == 0;
+                return SidePlan { kind, caps, options, aged, lies };
             }
         }
     }
@@ -231,11 +248,12 @@ impl SidePlan {
 pub const DRAIN_LIMIT_NS: u64 = 1000;
 
 impl Kind {
-    pub fn build(self) -> Strategy {
+    pub fn build(self, lies: u64, honesty: Honesty) -> Strategy {
         match self {
             Kind::Frwr => Frwr::new().into(),
             Kind::Fmr => Fmr::new().into(),
             Kind::Physical => Physical::new(true).into(),
+            Kind::Liar => Guarded::new("liar", Box::new(Liar::new(lies, honesty))).into(),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use super::book::KeyBook;
 use super::bytes::{Part, Returned, Spare, Write, check_back, explained};
+use super::liar::Honesty;
 use super::plan::{Kind, SidePlan};
 use fastrand::Rng;
 use memreg_core::device::fault::{FaultPlan, Faulty};
@@ -23,6 +24,7 @@ pub struct Side {
     /// The node was unplugged or its process killed; nothing new can be made on it.
     pub node_gone: bool,
     pub faults: FaultPlan,
+    pub honesty: Honesty,
     pub t: Transport<Device, Strategy>,
     pub book: KeyBook,
     pub spare: Vec<Spare>,
@@ -107,12 +109,15 @@ impl Side {
         faults: FaultPlan,
     ) -> Result<Side, OpenError> {
         let device = Faulty::new(node.clone(), faults.clone());
-        let t = Transport::open(device, plan.kind.build(), &plan.options)?;
+        let honesty = Honesty::default();
+        let strategy = plan.kind.build(plan.lies, honesty.clone());
+        let t = Transport::open(device, strategy, &plan.options)?;
         Ok(Side {
             plan,
             node,
             node_gone: false,
             faults,
+            honesty,
             t,
             book: KeyBook::default(),
             spare: vec![],

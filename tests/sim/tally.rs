@@ -36,7 +36,7 @@ impl Tally {
             ("late send swallowed", c.sends_swallowed),
             ("WC swallowed", c.wcs_swallowed),
             ("WC twice", c.wcs_duplicated),
-            ("stale WC", c.wcs_injected),
+            ("WC made up", c.wcs_injected),
             ("WC held back", c.wcs_held),
             ("poll paused", c.polls_paused),
             ("event", c.events_injected),

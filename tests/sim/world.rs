@@ -9,6 +9,8 @@ use memreg_core::device::Device;
 use memreg_core::device::sim::{Fabric, SimDevice};
 use memreg_core::drive::connect_pair;
 use memreg_core::types::{DeviceId, Epoch, Tick};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 
 /// The whole run.
 pub struct World {
@@ -63,15 +65,39 @@ impl Conn {
 impl World {
     /// Runs a seed to its end; returns the hash of all that happened.
     ///
-    /// # Panics
-    /// At the first violation.
-    pub fn run(seed: u64, print: bool) -> (u64, Tally) {
-        let mut world = World::new(seed, print);
-        for _ in 0..world.plan.steps {
-            world.step();
+    /// # Errors
+    /// At the first violation, which has been printed: the traces of all sides.
+    pub fn run(seed: u64, print: bool) -> Result<(u64, Tally), Vec<PathBuf>> {
+        World::run_with(seed, print, |_| {})
+    }
+
+    /// As `run`, and `after` looks at the world after each step.
+    pub fn run_with(
+        seed: u64,
+        print: bool,
+        mut after: impl FnMut(&mut World),
+    ) -> Result<(u64, Tally), Vec<PathBuf>> {
+        let mut world = None;
+        let run = catch_unwind(AssertUnwindSafe(|| {
+            let world = world.insert(World::new(seed, print));
+            for _ in 0..world.plan.steps {
+                world.step();
+                after(world);
+            }
+            world.finish();
+        }));
+        match (run, world) {
+            (Ok(()), Some(world)) => Ok((world.log.hash(), world.tally)),
+            (_, world) => Err(world.map_or(vec![], |w| w.keep_traces(seed))),
         }
-        world.finish();
-        (world.log.hash(), world.tally)
+    }
+
+    fn keep_traces(&self, seed: u64) -> Vec<PathBuf> {
+        let sides = self.conns.iter().enumerate().flat_map(|(c, conn)| {
+            let sides = conn.sides.iter().enumerate();
+            sides.map(move |(s, side)| (format!("{c}.{s}"), side.t.ledger()))
+        });
+        super::keep::traces(&format!("seed-{seed}"), sides)
     }
 
     fn new(seed: u64, print: bool) -> World {

@@ -148,10 +148,11 @@ impl KeyTable {
     pub(crate) fn stage(&mut self, id: RegionId, to: ExposureId) -> Option<Rkey> {
         let r = self.regions.get_mut(id)?;
         let dead = r.state == KeyState::Dead && r.exposure.is_none();
-        if !r.kind.by_wr() || !(dead || mutant!("D-09")) || r.tags == Region::TAGS {
+        let worn = r.tags == Region::TAGS && !mutant!("D-11");
+        if !r.kind.by_wr() || !(dead || mutant!("D-09")) || worn {
             return None;
         }
-        r.tags += 1;
+        r.tags = r.tags.wrapping_add(1);
         if !mutant!("tag") {
             r.rkey = r.rkey.next_tag();
         }
@@ -167,7 +168,7 @@ impl KeyTable {
     pub(crate) fn is_worn(&self, id: RegionId) -> bool {
         let worn =
             |r: &Region| r.kind.by_wr() && r.tags == Region::TAGS && r.state == KeyState::Dead;
-        self.regions.get(id).is_some_and(worn)
+        self.regions.get(id).is_some_and(worn) && !mutant!("D-11")
     }
 
     /// An idle region has a new MR or window, and with it a key of another index.

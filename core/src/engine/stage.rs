@@ -169,7 +169,10 @@ impl<D: Device> Engine<D> {
                     .and_then(|(i, s)| pieces[i].mapped.map(|a| a.0 + s.start as u64))
                     .unwrap_or(0),
             };
-            let len = part.bytes.end - part.bytes.start;
+            let mut len = part.bytes.end - part.bytes.start;
+            if mutant!("D-04") {
+                len = spans(pieces, part.bytes.clone()).next().map_or(len, |(_, s)| s.len() as u64);
+            }
             segments.push(Segment { rkey: r.rkey, addr, len, grant, epoch });
         }
     }
@@ -305,9 +308,10 @@ impl<D: Device> Engine<D> {
         let out = self.ring.outstanding() as u64;
         self.stats.outstanding_max = self.stats.outstanding_max.max(out);
         let result = self.device.post_send(qp, &self.chain);
+        let result = if mutant!("D-01") { Ok(()) } else { result };
         let posted = match &result {
             Ok(()) => n,
-            Err(_) if mutant!("D-01") => n,
+            Err(_) if mutant!("rule-1") => 0,
             Err(e) => e.posted.min(n),
         };
         self.count_posted(posted);

@@ -3,6 +3,7 @@
 use super::{Ask, Clamp, KeyScope, Limits, SizeError, check_ask, queues};
 use crate::device::Caps;
 use crate::memreg::MAX_REGIONS;
+use crate::mutants::mutant;
 
 /// Bytes of one window at most.
 ///
@@ -51,6 +52,7 @@ pub fn page_list_request(caps: &Caps, ask: &Ask) -> Result<PerRequest, SizeError
     } else {
         (payload_pages * page).min(ask.max_payload_bytes)
     };
+    let regions = if mutant!("D-06") { (pages / depth).max(1) } else { regions };
     Ok(PerRequest {
         page_list_depth: u32::try_from(depth).unwrap_or(u32::MAX),
         regions: regions as u32,

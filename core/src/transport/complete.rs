@@ -180,7 +180,9 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     /// nothing is lost by not believing it, for the connection goes down and that proves more.
     fn passed_over(&mut self, op: RingOp) {
         match op {
-            RingOp::Inv(..) | RingOp::Local(_, true) => self.failed(op, None),
+            RingOp::Inv(..) | RingOp::Local(_, true) if !mutant!("rule-2-passed") => {
+                self.failed(op, None);
+            }
             _ => self.succeeded(op),
         }
     }
@@ -207,9 +209,11 @@ impl<D: Device, S: MemReg> Transport<D, S> {
 
     fn invalidated(&mut self, region: RegionId, turn: u32) {
         use crate::engine::keys::KeyState;
-        let current = self.eng.keys.get(region).is_some_and(|r| {
-            (r.turn == turn && r.state == KeyState::Invalidating) || mutant!("rule-2-turn")
-        });
+        let current = self
+            .eng
+            .keys
+            .get(region)
+            .is_some_and(|r| r.turn == turn && r.state == KeyState::Invalidating);
         if current {
             self.eng.closed(region, Rule::LocalInv);
             self.eng.events.push_back((region, Event::Invalidated));
