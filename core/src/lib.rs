@@ -18,7 +18,7 @@ pub mod mutants;
 pub mod plugin;
 pub mod sizing;
 mod sync;
-#[cfg(all(test, shuttle))]
+#[cfg(all(test, any(shuttle, loom)))]
 mod threads;
 pub mod transport;
 pub mod types;

@@ -73,6 +73,7 @@ pub const ALL: &[(&str, &str)] = &[
 pub const THREADS: &[(&str, &str)] = &[
     ("bell-first", "a dropped handle rings before it has left its mark"),
     ("bell-late", "poll silences the bell after it has looked, not before"),
+    ("bell-relaxed", "the bell may be heard before the mark can be seen"),
     ("flag-reuse", "a slot's flag is used again while an old handle still holds it"),
     ("view-shared", "bytes come back although another holder can still write them"),
     ("end-first", "an MR leaves its PD's list only after the device has ended it"),

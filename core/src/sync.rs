@@ -3,11 +3,12 @@
 //!
 //! All of it is built from the primitives named here: std's, or, in a build with `--cfg shuttle`,
 //! ones under which every operation is a point where another thread may go on, so that a test can
-//! try many schedules of real code. What is only counted up (ids) or never changes (a device's
+//! try many schedules of real code; or, with `--cfg loom`, ones that give a load every value that
+//! the orderings allow. What is only counted up (ids) or never changes (a device's
 //! name) stays with std. The words of a buffer do too: they lie in mapped memory, and copies of
 //! them may tear at any point anyway.
 
-#[cfg(not(shuttle))]
+#[cfg(not(any(shuttle, loom)))]
 pub(crate) use std::sync::{
     Arc, Mutex, MutexGuard,
     atomic::{AtomicBool, AtomicUsize},
@@ -20,6 +21,12 @@ pub(crate) use {
         Mutex, MutexGuard,
         atomic::{AtomicBool, AtomicUsize},
     },
+};
+
+#[cfg(loom)]
+pub(crate) use loom::sync::{
+    Arc, Mutex, MutexGuard,
+    atomic::{AtomicBool, AtomicUsize},
 };
 
 pub(crate) use std::sync::{PoisonError, atomic::Ordering};

@@ -118,6 +118,11 @@ impl SlotFlag {
         if mutant!("bell-first") {
             self.bell.fetch_add(1, Ordering::Release);
         }
+        if mutant!("bell-relaxed") {
+            self.abandoned.store(true, Ordering::Relaxed);
+            self.bell.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
         self.abandoned.store(true, Ordering::Release);
         if !mutant!("bell-first") {
             self.bell.fetch_add(1, Ordering::Release);
@@ -368,7 +373,8 @@ impl Slots {
 /// Recycles a flag, or replaces it if a forgotten handle still holds it.
 fn fresh_flag(flag: &mut Arc<SlotFlag>, bell: &Arc<AtomicUsize>) -> Arc<SlotFlag> {
     match Arc::get_mut(flag) {
-        Some(f) => *f.abandoned.get_mut() = false,
+        // Nobody else holds it, so that no ordering is needed.
+        Some(f) => f.abandoned.store(false, Ordering::Relaxed),
         None if mutant!("flag-reuse") => flag.abandoned.store(false, Ordering::Release),
         None => *flag = SlotFlag::new(bell),
     }

@@ -1,10 +1,10 @@
 //! A handle that is dropped while its slot is freed and used again.
 
 use super::explore::every;
+use super::thread;
 use crate::engine::exposure::{Exposed, ExposureId, Slots};
 use crate::sync::Arc;
 use crate::types::{Grant, TransportId};
-use shuttle::thread;
 
 fn expose(slots: &mut Slots) -> (ExposureId, Exposed) {
     let (id, flag) = slots.new_exposure(Grant::PeerReads);

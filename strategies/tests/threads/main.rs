@@ -9,6 +9,9 @@
 mod explore;
 mod handles;
 mod pairs;
+#[cfg(mutants)]
+#[path = "../../../core/src/threads/planted.rs"]
+mod planted;
 mod rig;
 mod shared;
 
@@ -17,10 +20,10 @@ mod shared;
 #[test]
 fn planted_defects_are_found() {
     let test = "handles::a_handle_dropped_by_another_thread_is_never_overlooked";
-    explore::finds("bell-first", test);
-    explore::finds("bell-late", test);
+    planted::finds("bell-first", test);
+    planted::finds("bell-late", test);
     let test = "shared::an_mr_that_gets_the_id_of_an_ended_one_is_not_forgotten";
-    explore::finds("end-first", test);
-    explore::finds("early-fence", "pairs::a_write_that_races_the_revoke_lands_whole_or_not_at_all");
-    explore::finds("abandon", "pairs::a_write_that_races_a_dropped_handle_reaches_no_freed_bytes");
+    planted::finds("end-first", test);
+    planted::finds("early-fence", "pairs::a_write_that_races_the_revoke_lands_whole_or_not_at_all");
+    planted::finds("abandon", "pairs::a_write_that_races_a_dropped_handle_reaches_no_freed_bytes");
 }
