@@ -5,7 +5,7 @@ use memreg_config::{
     DeviceSettings, ProfileSource, Settings, SimSettings, StrategyChoice, VerbsSettings,
 };
 use memreg_core::device::sim::{Fabric, Profile, profile};
-use memreg_core::device::{AnyDevice, Device};
+use memreg_core::device::{AnyDevice, Device, OrderingConflict, OrderingPlan};
 use memreg_core::error::Disposition;
 use memreg_core::transport::{OpenOptions, SharedPd, SharedPdError, error};
 use memreg_selector::{
@@ -49,6 +49,14 @@ pub enum OpenError {
     /// Two strategies linked into this program collide.
     #[error(transparent)]
     Registry(#[from] RegistryError),
+    /// The ordering that is wanted and the device contradict each other.
+    #[error("{device}: {source}")]
+    Ordering {
+        /// The device.
+        device: String,
+        /// The setting, and why it cannot be had.
+        source: OrderingConflict,
+    },
     /// No strategy to use; it has the reason for each.
     #[error(transparent)]
     Select(#[from] SelectError),
@@ -149,10 +157,13 @@ fn open_with(
     settings: &Settings,
     open: impl Fn(Strategy, &OpenOptions) -> Result<Transport, error::OpenError>,
 ) -> Result<Opened, OpenError> {
+    ordering(&device, settings)?;
     let registry = Registry::new()?;
     let caps = device.caps();
     let (wanted, options) = (wanted(settings), build_options(settings));
-    let open_options = OpenOptions { ask: settings.ask, ..OpenOptions::default() };
+    let relaxed_ordering = settings.relaxed_ordering;
+    let open_options =
+        OpenOptions { ask: settings.ask, relaxed_ordering, ..OpenOptions::default() };
     let mut tried: Vec<Tried> = vec![];
     loop {
         let choice = rechoose(&registry, &caps, &settings.ask, &wanted, &options, &tried)?;
@@ -205,6 +216,15 @@ pub enum ShareError {
     /// It could not be made.
     #[error(transparent)]
     Pd(#[from] SharedPdError),
+}
+
+/// What the device makes of `device.relaxed_ordering`.
+///
+/// # Errors
+/// [`OpenError::Ordering`].
+pub(crate) fn ordering(device: &AnyDevice, settings: &Settings) -> Result<OrderingPlan, OpenError> {
+    let plan = settings.relaxed_ordering.plan(&device.caps());
+    plan.map_err(|source| OpenError::Ordering { device: device.name(), source })
 }
 
 /// What the software device of these settings resembles: profile, file and overrides merged.

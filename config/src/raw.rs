@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 
+use memreg_core::device::RelaxedOrdering;
 use memreg_core::plugin::OptionValue;
 use serde::Deserialize;
 
@@ -30,6 +31,7 @@ pub(crate) struct Device {
     pub port: AutoOr,
     pub gid_index: AutoOr,
     pub numa_node: AutoOr,
+    pub relaxed_ordering: Ordering,
     pub profile: String,
     pub seed: u64,
     #[serde(default)]
@@ -65,6 +67,27 @@ impl AutoOr {
         match self {
             AutoOr::Number(n) => T::try_from(*n).ok(),
             AutoOr::Word(Auto::Auto) => None,
+        }
+    }
+}
+
+/// `device.relaxed_ordering`.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Ordering {
+    Auto,
+    Try,
+    Require,
+    Off,
+}
+
+impl From<Ordering> for RelaxedOrdering {
+    fn from(ordering: Ordering) -> RelaxedOrdering {
+        match ordering {
+            Ordering::Auto => RelaxedOrdering::Auto,
+            Ordering::Try => RelaxedOrdering::Try,
+            Ordering::Require => RelaxedOrdering::Require,
+            Ordering::Off => RelaxedOrdering::Off,
         }
     }
 }
@@ -115,6 +138,7 @@ pub(crate) struct Queues {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Memory {
     pub max_payload: u64,
+    pub split: Option<u64>,
 }
 
 /// A profile's file.

@@ -194,6 +194,13 @@ const DEVICE: &[Key] = &[
         about: "verbs only: memory node to be near if no device is named; auto = this process's",
     },
     Key {
+        path: "device.relaxed_ordering",
+        kind: Kind::Word(&["auto", "try", "require", "off"]),
+        default: Some("auto"),
+        example: "",
+        about: "whether data may be written out of order; auto = what the device does by itself",
+    },
+    Key {
         path: "device.profile",
         kind: Kind::Profile,
         default: Some("generic"),
@@ -264,13 +271,22 @@ const QUEUES: &[Key] = &[
     },
 ];
 
-const MEMORY: &[Key] = &[Key {
-    path: "memory.max_payload",
-    kind: Kind::Size { min: 1, max: 1 << 40, power_of_two: false },
-    default: Some("1MiB"),
-    example: "",
-    about: "bytes of the largest operation",
-}];
+const MEMORY: &[Key] = &[
+    Key {
+        path: "memory.max_payload",
+        kind: Kind::Size { min: 1, max: 1 << 40, power_of_two: false },
+        default: Some("1MiB"),
+        example: "",
+        about: "bytes of the largest operation",
+    },
+    Key {
+        path: "memory.split",
+        kind: Kind::Size { min: 4096, max: 1 << 40, power_of_two: false },
+        default: None,
+        example: "1GiB",
+        about: "fmr: pieces of what the device has no room for as a whole; unset = it is an error",
+    },
+];
 
 const PROFILE_HEAD: &[Key] = &[
     Key {
@@ -328,6 +344,12 @@ caps! {
         "MRs of every kind at once";
     "max_mr_size", Kind::Size { min: 4096, max: u64::MAX, power_of_two: false }, "1TiB",
         "bytes of one MR";
+    "iommu_mr_size", Kind::Size { min: 0, max: u64::MAX, power_of_two: false }, "0",
+        "bytes of one MR for which there is really room; 0 = all that max_mr_size says";
+    "relaxed_ordering", Kind::Bool, "false",
+        "a registration may let the device write out of order";
+    "relaxed_ordering_always", Kind::Bool, "false",
+        "the device writes out of order whether it is asked to or not";
     "max_qp_wr", int(1, 1 << 20, "WRs"), "16384",
         "WRs of one send or receive queue";
     "wide_sge", int(0, 1024, "SGEs"), "0",

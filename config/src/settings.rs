@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use memreg_core::device::Caps;
+use memreg_core::device::{Caps, RelaxedOrdering};
 use memreg_core::plugin::Options;
 use memreg_core::sizing::Ask;
 use serde::Deserialize;
@@ -12,8 +12,10 @@ use crate::raw::{self, Raw};
 /// Everything that the user wants. What [`Loader`](crate::Loader) returns has passed every check.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Settings {
-    /// `[device]`.
+    /// `[device]`, but for `relaxed_ordering`.
     pub device: DeviceSettings,
+    /// `device.relaxed_ordering`.
+    pub relaxed_ordering: RelaxedOrdering,
     /// `[strategy]`, but for `danger_trust_peer`.
     pub strategy: StrategySettings,
     /// `[queues]`, `[memory]` and `strategy.danger_trust_peer`, as the sizing takes them.
@@ -178,6 +180,9 @@ caps_override! {
     max_mw: u32,
     max_mr: u32,
     max_mr_size: u64,
+    iommu_mr_size: u64,
+    relaxed_ordering: bool,
+    relaxed_ordering_always: bool,
     max_qp_wr: u32,
     wide_sge: u32,
     max_qp_wr_wide: u32,
@@ -190,6 +195,7 @@ caps_override! {
 
 /// Turns the layered values into settings.
 pub(crate) fn from_raw(raw: Raw, profile: Option<Box<ProfileFile>>) -> Settings {
+    let relaxed_ordering = raw.device.relaxed_ordering.into();
     let device = match raw.device.kind {
         raw::Kind::Sim => DeviceSettings::Sim(SimSettings {
             profile: profile
@@ -211,6 +217,7 @@ pub(crate) fn from_raw(raw: Raw, profile: Option<Box<ProfileFile>>) -> Settings 
     let options = raw.strategy.options.into_iter().map(|(name, v)| (name, v.into())).collect();
     Settings {
         device,
+        relaxed_ordering,
         strategy: StrategySettings { choice, options },
         ask: Ask {
             max_payload_bytes: raw.memory.max_payload,
@@ -218,6 +225,7 @@ pub(crate) fn from_raw(raw: Raw, profile: Option<Box<ProfileFile>>) -> Settings 
             backchannel: raw.queues.backchannel,
             ranges_per_request: raw.queues.ranges_per_request,
             danger_trust_peer: raw.strategy.danger_trust_peer,
+            split_bytes: raw.memory.split.unwrap_or(0),
             ..Ask::default()
         },
     }

@@ -34,6 +34,9 @@ pub struct Ask {
     pub max_message_bytes: u32,
     /// The user's word that the peer may keep access for ever.
     pub danger_trust_peer: bool,
+    /// Bytes of the pieces into which a registration is cut that the device has no room for as a
+    /// whole; 0 = it is an error then.
+    pub split_bytes: u64,
 }
 
 impl Default for Ask {
@@ -45,6 +48,7 @@ impl Default for Ask {
             ranges_per_request: 4,
             max_message_bytes: 4096,
             danger_trust_peer: false,
+            split_bytes: 0,
         }
     }
 }

@@ -166,6 +166,9 @@ bitflags::bitflags! {
         const REMOTE_ATOMIC = 1 << 3;
         /// Windows may be bound onto the MR.
         const MW_BIND = 1 << 4;
+        /// Not a right: the device may write in any order. A kernel or device that does not know
+        /// it may ignore it.
+        const RELAXED_ORDERING = 1 << 20;
     }
 }
 

@@ -209,6 +209,9 @@ pub(super) fn attributes(caps: &Caps) -> Map<String, Value> {
         max_mw,
         max_mr,
         max_mr_size,
+        iommu_mr_size,
+        relaxed_ordering,
+        relaxed_ordering_always,
         max_qp_wr,
         wide_sge,
         max_qp_wr_wide,
@@ -218,7 +221,7 @@ pub(super) fn attributes(caps: &Caps) -> Map<String, Value> {
         max_inline_data,
         page_size,
     } = caps.clone();
-    let list: [(&str, Value); 16] = [
+    let list: [(&str, Value); 19] = [
         ("transport", transport.to_string().into()),
         ("mem_mgt_extensions", mem_mgt_extensions.into()),
         ("sg_gaps", sg_gaps.into()),
@@ -227,6 +230,9 @@ pub(super) fn attributes(caps: &Caps) -> Map<String, Value> {
         ("max_mw", max_mw.into()),
         ("max_mr", max_mr.into()),
         ("max_mr_size", max_mr_size.into()),
+        ("iommu_mr_size", iommu_mr_size.into()),
+        ("relaxed_ordering", relaxed_ordering.into()),
+        ("relaxed_ordering_always", relaxed_ordering_always.into()),
         ("max_qp_wr", max_qp_wr.into()),
         ("wide_sge", wide_sge.into()),
         ("max_qp_wr_wide", max_qp_wr_wide.into()),

@@ -2,6 +2,7 @@
 
 use crate::OpenError;
 use memreg_config::ConfigErrors;
+use memreg_core::device::{OrderingConflict, RelaxedOrdering};
 use memreg_selector::SelectError;
 
 /// The workload failed.
@@ -65,6 +66,10 @@ impl From<OpenError> for Failure {
     fn from(e: OpenError) -> Failure {
         match e {
             OpenError::UnknownProfile { .. }
+            | OpenError::Ordering {
+                source: OrderingConflict { setting: RelaxedOrdering::Off, .. },
+                ..
+            }
             | OpenError::Registry(_)
             | OpenError::Select(SelectError::Unknown { .. }) => Failure::usage(e),
             _ => Failure::unsuitable(e),

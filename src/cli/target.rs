@@ -1,7 +1,9 @@
 //! The device that a command looks at, and how its report names it.
 
+use super::diagnose;
 use super::failure::Failure;
 use super::host::{ChoiceShown, PinLimit, choice, pin_limit};
+use crate::open::ordering;
 use crate::{open_device, profile_of};
 use memreg_config::{DeviceSettings, Settings};
 use memreg_core::device::{AnyDevice, Device};
@@ -42,6 +44,10 @@ impl Target {
         let choice = choice(&device);
         if let Some(choice) = &choice {
             choice.warn();
+        }
+        let ordering = ordering(&device, settings)?;
+        if let Some(note) = ordering.note {
+            diagnose(&format!("note: device.relaxed_ordering: {note}"));
         }
         Ok(Target { kind: kind_of(&device), device, profile, choice })
     }

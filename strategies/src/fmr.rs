@@ -5,11 +5,12 @@
 //! buffer has no remote key.
 
 use crate::shape::check_lengths;
-use memreg_core::device::{Caps, DeviceError};
+use memreg_core::device::{Caps, DeviceError, DeviceErrorKind};
 use memreg_core::memreg::{
     Control, Event, MAX_REGIONS, MapError, MemReg, Poison, RegionId, Reject, SegList, WrBatch,
 };
 use memreg_core::sizing::{self, Ask, Clamp, KeyScope, Limits, PerRequest, SizeError};
+use std::ops::Range;
 
 /// Registers by verb; see the module.
 ///
@@ -19,6 +20,8 @@ use memreg_core::sizing::{self, Ask, Clamp, KeyScope, Limits, PerRequest, SizeEr
 pub struct Fmr {
     /// Bytes of one MR; set by `open`.
     max_mr_size: u64,
+    /// Bytes of the pieces of what the device has no room for as a whole; 0 = none are made.
+    split_bytes: u64,
 }
 
 impl Fmr {
@@ -26,6 +29,26 @@ impl Fmr {
     #[must_use]
     pub fn new() -> Fmr {
         Fmr::default()
+    }
+
+    /// Registers one range; in pieces only if the device has no room for it as a whole, and the
+    /// user has said how large they may be.
+    fn register(&self, ctl: &mut dyn Control, bytes: Range<u64>) -> Result<(), MapError> {
+        let Err(e) = ctl.reg_mr(bytes.clone()) else { return Ok(()) };
+        let len = bytes.end - bytes.start;
+        if !is_no_room(&e) || self.split_bytes == 0 || len <= self.split_bytes {
+            return Err(e.into());
+        }
+        if len.div_ceil(self.split_bytes) > MAX_REGIONS as u64 {
+            return Err(MapError::TooManyRegions);
+        }
+        let mut start = bytes.start;
+        while start < bytes.end {
+            let end = bytes.end.min(start.saturating_add(self.split_bytes));
+            ctl.reg_mr(start..end)?;
+            start = end;
+        }
+        Ok(())
     }
 
     /// Regions for `segs`, a segment longer than one MR taking several: it is never shortened.
@@ -69,6 +92,7 @@ impl MemReg for Fmr {
             });
         }
         self.max_mr_size = caps.max_mr_size;
+        self.split_bytes = ask.split_bytes;
         Ok(limits)
     }
 
@@ -94,7 +118,7 @@ impl MemReg for Fmr {
             let seg_end = start + seg.len;
             while start < seg_end {
                 let end = seg_end.min(start.saturating_add(self.max_mr_size));
-                ctl.reg_mr(start..end)?;
+                self.register(ctl, start..end)?;
                 start = end;
             }
         }
@@ -125,6 +149,13 @@ impl MemReg for Fmr {
     }
 
     fn on_drained(&mut self) {}
+}
+
+/// Whether a smaller registration may work where this one did not. A limit that is named is not a
+/// matter of size.
+fn is_no_room(e: &DeviceError) -> bool {
+    let unnamed = e.limit.is_none() || e.limit.is_some_and(|l| l.what == "max_mr_size");
+    unnamed && matches!(e.kind(), DeviceErrorKind::OutOfMemory | DeviceErrorKind::Limit)
 }
 
 #[cfg(test)]

@@ -225,3 +225,23 @@ fn the_probe_shows_attributes_beside_what_was_seen() {
         assert_eq!(chosen, plan(&set).0["chosen"], "{profile}");
     }
 }
+
+#[test]
+fn b58_b59_ordering_and_device_are_held_against_each_other() {
+    let with = |args: &str| run(&mut memreg(&format!("plan {args}")));
+    let tried = with("--set device.relaxed_ordering=try");
+    assert_eq!(tried.code, Some(0), "{}", tried.stderr);
+    let said = tried.stderr.matches("has no relaxed ordering: it works without").count();
+    assert_eq!((said, tried.stderr.lines().count()), (1, 1), "once: {}", tried.stderr);
+    let required = with("--set device.relaxed_ordering=require");
+    assert_eq!(required.code, Some(3), "{}", required.stderr);
+    let mandatory = "--set device.caps.relaxed_ordering=true \
+                     --set device.caps.relaxed_ordering_always=true";
+    for setting in ["auto", "try", "require"] {
+        let ran = with(&format!("{mandatory} --set device.relaxed_ordering={setting}"));
+        assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""), "{setting}");
+    }
+    let off = with(&format!("{mandatory} --set device.relaxed_ordering=off"));
+    assert_eq!(off.code, Some(2), "a conflict of the configuration: {}", off.stderr);
+    assert!(off.stderr.contains("sim: device.relaxed_ordering = \"off\" cannot be had"));
+}

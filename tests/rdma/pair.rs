@@ -43,6 +43,7 @@ pub const ASK: Ask = Ask {
     ranges_per_request: 4,
     max_message_bytes: 4096,
     danger_trust_peer: true,
+    split_bytes: 0,
 };
 
 impl Pair {

@@ -29,6 +29,7 @@ pub fn options() -> OpenOptions {
         ranges_per_request: 1,
         max_message_bytes: 4096,
         danger_trust_peer: true,
+        split_bytes: 0,
     };
     OpenOptions { ask, ..OpenOptions::default() }
 }

@@ -19,6 +19,23 @@ const ROWS: &[Row] = &[
     ("device.gid_index", &["'auto'", "0", "255"], &["256", "-1", "'3'", "'none'", "true", "0.0"]),
     ("device.numa_node", &["'auto'", "0", "1023"], &["1024", "-1", "'0'", "'any'", "false"]),
     (
+        "device.relaxed_ordering",
+        &["'auto'", "'try'", "'require'", "'off'"],
+        &["'on'", "true", "''"],
+    ),
+    (
+        "memory.split",
+        &["4096", "'1GiB'", "1099511627776"],
+        &["0", "4095", "-1", "'1G'", "true", "'2TiB'"],
+    ),
+    (
+        "device.caps.iommu_mr_size",
+        &["0", "4096", "'2GiB'", "0xffffffffffffffff"],
+        &["-1", "'2G'", "true", "0.0"],
+    ),
+    ("device.caps.relaxed_ordering", &["true", "false"], NOT_BOOL),
+    ("device.caps.relaxed_ordering_always", &["true", "false"], NOT_BOOL),
+    (
         "device.profile",
         &["'generic'", "'no-such-name'"],
         &["''", "\"a\\u0000\"", "'no/file'", "'no.toml'"],

@@ -10,7 +10,8 @@ use std::fmt;
 /// # Source
 /// `ibv_query_device(3)`. `max_fast_reg_page_list_len` and `sg_gaps` exist in the kernel's device
 /// attributes and on the software device only; libibverbs does not show them. No device says
-/// `wide_sge`, `max_qp_wr_wide` or `max_inline_data`: one finds out by making a QP.
+/// `wide_sge`, `max_qp_wr_wide` or `max_inline_data`: one finds out by making a QP; nor
+/// `iommu_mr_size`: one finds out by registering.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Caps {
     /// What its RC transport runs on.
@@ -29,6 +30,13 @@ pub struct Caps {
     pub max_mr: u32,
     /// Bytes of one MR.
     pub max_mr_size: u64,
+    /// Bytes of one MR for which there is really room, such as in an IOMMU; 0 = all that
+    /// `max_mr_size` says.
+    pub iommu_mr_size: u64,
+    /// A registration may let the device write out of order.
+    pub relaxed_ordering: bool,
+    /// The device writes out of order whether it is asked to or not.
+    pub relaxed_ordering_always: bool,
     /// WRs of one send or receive queue.
     pub max_qp_wr: u32,
     /// SGEs of one WR above which a queue has `max_qp_wr_wide` WRs at most; 0 = no such limit.
@@ -96,6 +104,9 @@ impl Caps {
         max_mw: 0,
         max_mr: 65_536,
         max_mr_size: 1 << 40,
+        iommu_mr_size: 0,
+        relaxed_ordering: false,
+        relaxed_ordering_always: false,
         max_qp_wr: 16_384,
         wide_sge: 0,
         max_qp_wr_wide: 16_384,

@@ -1,5 +1,6 @@
 //! Errors of a device: which verb, which errno, and what was needed against what limit.
 
+use super::{Caps, QpCaps};
 use crate::error::Disposition;
 use std::fmt;
 
@@ -28,6 +29,7 @@ pub enum Verb {
     PollCq,
     ArmCq,
     WaitCq,
+    RegDmabufMr,
 }
 
 impl fmt::Display for Verb {
@@ -51,6 +53,7 @@ impl fmt::Display for Verb {
             Verb::PostSend => "post_send",
             Verb::PostRecv => "post_recv",
             Verb::PollCq => "poll_cq",
+            Verb::RegDmabufMr => "reg_dmabuf_mr",
             Verb::ArmCq => "req_notify_cq",
             Verb::WaitCq => "get_cq_event",
         })
@@ -91,6 +94,26 @@ pub struct MemoryUse {
     pub mrs: u64,
     /// Bytes that they cover.
     pub bytes: u64,
+    /// Bytes that the refused call asked for; 0 for an MR without memory of its own.
+    pub asked: u64,
+}
+
+impl MemoryUse {
+    /// Which limit a registration that found no memory has most likely met. `may_pin` is what the
+    /// process may pin; `None` = as much as there is.
+    #[must_use]
+    pub fn limit_met(&self, caps: &Caps, may_pin: Option<u64>) -> Option<LimitInfo> {
+        let (need, max_mr) = (self.asked, u64::from(caps.max_mr));
+        if self.mrs >= max_mr {
+            return Some(LimitInfo { what: "max_mr", need: 1, limit: max_mr, in_use: self.mrs });
+        }
+        if need > caps.max_mr_size {
+            let limit = caps.max_mr_size;
+            return Some(LimitInfo { what: "max_mr_size", need, limit, in_use: 0 });
+        }
+        let limit = may_pin.filter(|&limit| need.saturating_add(self.bytes) > limit)?;
+        Some(LimitInfo { what: LimitInfo::MEMLOCK, need, limit, in_use: self.bytes })
+    }
 }
 
 /// A verbs call that the device refused.
@@ -104,6 +127,8 @@ pub struct DeviceError {
     pub limit: Option<LimitInfo>,
     /// Of a registration that found no memory: what was live on the device.
     pub memory: Option<MemoryUse>,
+    /// Of a QP that was refused: what was asked for.
+    pub queues: Option<QpCaps>,
 }
 
 /// What an errno means from that verb.
@@ -151,13 +176,13 @@ impl DeviceError {
     /// An error without a known limit.
     #[must_use]
     pub const fn new(verb: Verb, errno: i32) -> DeviceError {
-        DeviceError { verb, errno, limit: None, memory: None }
+        DeviceError { verb, errno, limit: None, memory: None, queues: None }
     }
 
     /// An error with the number that was exceeded.
     #[must_use]
     pub const fn limit(verb: Verb, errno: i32, limit: LimitInfo) -> DeviceError {
-        DeviceError { verb, errno, limit: Some(limit), memory: None }
+        DeviceError { verb, errno, limit: Some(limit), memory: None, queues: None }
     }
 
     /// What it means.
@@ -221,7 +246,18 @@ impl fmt::Display for DeviceError {
             write!(f, ": {} needs {} of {}, {} in use", l.what, l.need, l.limit, l.in_use)?;
         }
         if let Some(m) = self.memory {
-            write!(f, "; registered on the device: {} MRs of {} bytes", m.mrs, m.bytes)?;
+            let MemoryUse { asked, mrs, bytes } = m;
+            if asked > 0 {
+                write!(f, "; {asked} bytes were to be registered")?;
+            }
+            write!(f, "; registered on the device: {mrs} MRs of {bytes} bytes")?;
+        }
+        if let Some(q) = self.queues {
+            write!(
+                f,
+                "; asked for {} send and {} receive WRs, {} SGEs, {} inline bytes",
+                q.max_send_wr, q.max_recv_wr, q.max_sge, q.max_inline_data
+            )?;
         }
         if let Some(remedy) = self.limit.and_then(|l| l.remedy()) {
             write!(f, "; {remedy}")?;
@@ -251,6 +287,56 @@ impl PostError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn refused(asked: u64, may_pin: Option<u64>, mrs: u64, bytes: u64) -> DeviceError {
+        let caps = Caps { max_mr: 10, max_mr_size: 1 << 31, ..Caps::default() };
+        let live = MemoryUse { mrs, bytes, asked };
+        let limit = live.limit_met(&caps, may_pin);
+        DeviceError { limit, memory: Some(live), ..DeviceError::new(Verb::RegMr, errno::ENOMEM) }
+    }
+
+    #[test]
+    fn b01_a_registration_over_memlock_names_need_limit_and_remedy() {
+        let e = refused(102_400, Some(65_536), 0, 0);
+        let limit = e.limit.unwrap();
+        assert_eq!((limit.what, limit.need, limit.limit), (LimitInfo::MEMLOCK, 102_400, 65_536));
+        assert_eq!((e.kind(), e.disposition()), (DeviceErrorKind::Limit, Disposition::Fatal));
+        let text = e.to_string();
+        assert!(text.contains("RLIMIT_MEMLOCK of this process needs 102400 of 65536"), "{text}");
+        assert!(text.ends_with(LimitInfo::MEMLOCK_REMEDY), "{text}");
+        // What others have pinned counts; whoever may lock memory has no limit.
+        assert_eq!(refused(4096, Some(65_536), 1, 65_536).limit.unwrap().in_use, 65_536);
+        assert_eq!(refused(102_400, None, 0, 0).limit, None);
+    }
+
+    #[test]
+    fn b06_a_registration_without_memory_tells_what_is_live_and_what_was_asked() {
+        let e = refused(4096, None, 3, 12_288);
+        assert_eq!(e.kind(), DeviceErrorKind::OutOfMemory);
+        assert_eq!(
+            e.to_string(),
+            "reg_mr: ENOMEM (12); 4096 bytes were to be registered; registered on the device: 3 \
+             MRs of 12288 bytes"
+        );
+    }
+
+    #[test]
+    fn device_limits_come_before_the_process_limit() {
+        assert_eq!(refused(1, Some(0), 10, 1).limit.unwrap().what, "max_mr");
+        assert_eq!(refused(1 << 32, Some(0), 0, 0).limit.unwrap().what, "max_mr_size");
+    }
+
+    #[test]
+    fn b30_a_queue_pair_that_was_refused_says_what_was_asked() {
+        let (max_send_wr, max_recv_wr) = (897, 128);
+        let queues = Some(QpCaps { max_send_wr, max_recv_wr, max_sge: 16, max_inline_data: 256 });
+        let e = DeviceError { queues, ..DeviceError::new(Verb::CreateQp, errno::ENOMEM) };
+        assert_eq!(
+            e.to_string(),
+            "create_qp: ENOMEM (12); asked for 897 send and 128 receive WRs, 16 SGEs, 256 inline \
+             bytes"
+        );
+    }
 
     #[test]
     fn map_22_a_limit_says_retry_only_if_the_request_can_ever_fit() {

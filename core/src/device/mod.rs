@@ -5,12 +5,14 @@
 
 mod any;
 mod caps;
+pub mod device_memory;
 #[cfg(test)]
 mod differential;
 mod error;
 pub mod fault;
 #[cfg(target_os = "linux")]
 pub mod host;
+mod ordering;
 pub mod sim;
 pub mod trace;
 #[cfg(all(feature = "verbs", target_os = "linux"))]
@@ -20,6 +22,7 @@ mod wr;
 pub use any::AnyDevice;
 pub use caps::{Caps, Purpose, TransportKind};
 pub use error::{DeviceError, DeviceErrorKind, LimitInfo, MemoryUse, PostError, Verb, errno};
+pub use ordering::{OrderingConflict, OrderingPlan, RelaxedOrdering};
 pub use wr::{
     PageEntry, Payload, QpState, RecvWr, Sge, Span, Wc, WcError, WcStatus, WcSuccess, Wr, WrChain,
     WrOp,

@@ -57,7 +57,8 @@ impl Arena {
     pub(crate) fn register<D: Device>(&mut self, eng: &Engine<D>) -> Result<(), DeviceError> {
         if self.mr.is_none() {
             let len = self.bytes.len() as u64;
-            let keys = eng.device.reg_mr(eng.pd, self.addr, len, self.grant.access())?;
+            let keys =
+                eng.device.reg_mr(eng.pd, self.addr, len, self.grant.access() | eng.ordering)?;
             (self.mr, self.rkey) = (Some(keys.mr), keys.rkey);
         }
         Ok(())

@@ -64,7 +64,7 @@ impl<'a, D: Device> Ctl<'a, D> {
         let (i, span) = parts.next()?;
         let base = e.pieces[i].mapped?;
         let alone = parts.next().is_none();
-        alone.then(|| (DmaAddr(base.0 + span.start as u64), e.grant.access()))
+        alone.then(|| (DmaAddr(base.0 + span.start as u64), e.grant.access() | self.eng.ordering))
     }
 
     fn granted(&mut self, id: ExposureId, region: RegionId, bytes: Range<u64>) {

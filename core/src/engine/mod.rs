@@ -79,6 +79,8 @@ pub(crate) struct Engine<D: Device> {
     pub(crate) events: VecDeque<(RegionId, Event)>,
     /// Rights of a buffer's local MR: local write, and parent of windows where there are any.
     pub(crate) local_access: Access,
+    /// Added to every registration of data: relaxed ordering, or nothing.
+    pub(crate) ordering: Access,
     /// Objects that nobody uses any more and that the device has not let go of.
     pub(crate) strays: Vec<Stray>,
     /// None, or one for each direction.
@@ -135,6 +137,7 @@ impl<D: Device> Engine<D> {
             next_lease: None,
             events: VecDeque::with_capacity(64),
             local_access: local_access(&caps),
+            ordering: Access::empty(),
             strays: vec![],
             arenas: vec![],
             shapes: vec![],
@@ -441,7 +444,7 @@ impl<D: Device> Engine<D> {
         let access = match piece.bytes.is_read_only() {
             true => self.caps.rights_for(Purpose::Source),
             false => self.local_access,
-        };
+        } | self.ordering;
         let MrKeys { mr, lkey, .. } = self.device.reg_mr(self.pd, place.addr, len, access)?;
         self.stats.local_registrations += 1;
         self.domain.registered(mr);
@@ -456,7 +459,8 @@ impl<D: Device> Engine<D> {
     pub(crate) fn sink_mr(&mut self, piece: &mut Piece) -> Result<Lkey, DeviceError> {
         let base = piece.mapped.ok_or(DeviceError::new(Verb::RegMr, errno::EFAULT))?;
         let addr = DmaAddr(base.0 + piece.range.start as u64);
-        let (len, access) = (piece.range.len() as u64, self.caps.rights_for(Purpose::ReadSink));
+        let (len, access) =
+            (piece.range.len() as u64, self.caps.rights_for(Purpose::ReadSink) | self.ordering);
         let keys = self.device.reg_mr(self.pd, addr, len, access)?;
         piece.once = Some(keys.mr);
         self.stats.sink_registrations += 1;

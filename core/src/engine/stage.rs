@@ -239,7 +239,8 @@ impl<D: Device> Engine<D> {
                             page_entries(base + s.start as u64, s.len() as u64, page)
                         });
                         let pages = self.chain.add_pages(runs);
-                        let (mut access, iova, len) = (seg.grant.access(), seg.addr, seg.len);
+                        let (mut access, iova, len) =
+                            (seg.grant.access() | self.ordering, seg.addr, seg.len);
                         if mutant!("rights") {
                             access |= Access::REMOTE | Access::LOCAL_WRITE;
                         }

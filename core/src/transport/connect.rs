@@ -4,7 +4,7 @@ use super::error::{ConnectError, DownCause, OpenError};
 use super::exchange::Messages;
 use super::shared_pd::{self, SharedPd};
 use super::{State, Transport};
-use crate::device::{Device, DeviceError, Endpoint, RtsAttrs};
+use crate::device::{Device, DeviceError, Endpoint, RelaxedOrdering, RtsAttrs};
 use crate::engine::arena::Arena;
 use crate::engine::control::{Ctl, Scope};
 use crate::engine::domain::Domain;
@@ -15,7 +15,7 @@ use crate::memreg::{MemReg, WrBatch};
 use crate::mutants::mutant;
 use crate::sizing::{Ask, KeyScope, Limits, check_messages};
 use crate::sync::Arc;
-use crate::types::{Grant, QpId};
+use crate::types::{Access, Grant, QpId};
 use std::collections::BTreeSet;
 
 /// What to open.
@@ -29,6 +29,8 @@ pub struct OpenOptions {
     pub max_inline_data: Option<u32>,
     /// How often a message is tried again that found no receive at the peer; 7 = without end.
     pub rnr_retry: u8,
+    /// Whether registrations of data let the device write out of order.
+    pub relaxed_ordering: RelaxedOrdering,
 }
 
 impl Default for OpenOptions {
@@ -39,6 +41,7 @@ impl Default for OpenOptions {
             drain_limit_ns: 5_000_000_000,
             max_inline_data: None,
             rnr_retry,
+            relaxed_ordering: RelaxedOrdering::default(),
         }
     }
 }
@@ -81,6 +84,12 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         let limits = strategy.open(&caps, &options.ask).map_err(sized)?;
         check_limits(&limits, &options.ask).map_err(|what| OpenError::BadLimits { name, what })?;
         check_messages(&caps, &options.ask, &limits).map_err(sized)?;
+        let ordering = options.relaxed_ordering.plan(&caps);
+        let ordering =
+            ordering.map_err(|source| OpenError::Ordering { device: device.name(), source })?;
+        if let Some(note) = ordering.note {
+            tracing::info!(device = device.name(), "device.relaxed_ordering: {note}");
+        }
         let broke = |source| OpenError::Device { name, source };
 
         let domain = match pd {
@@ -91,7 +100,10 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             },
         };
         let (cq, _) = domain.device.create_cq(limits.cq_entries).map_err(broke)?;
-        let eng = Engine::new(domain, pd.is_some(), caps, limits, cq);
+        let mut eng = Engine::new(domain, pd.is_some(), caps, limits, cq);
+        if ordering.relaxed {
+            eng.ordering = Access::RELAXED_ORDERING;
+        }
         // From here on, `Drop` undoes what was made.
         let mut t = Transport {
             eng,

@@ -1,6 +1,6 @@
 //! Errors of a transport; each says what to do and hands back what it was given.
 
-use crate::device::{DeviceError, PostError, QpCaps, WcError};
+use crate::device::{DeviceError, OrderingConflict, PostError, QpCaps, WcError};
 use crate::engine::exposure::{Buffers, Exposed, LocalOp, RemoteAccess};
 use crate::error::{ApiMisuse, Bug, Disposition};
 use crate::mem::AllocError;
@@ -112,6 +112,14 @@ pub enum OpenError {
         limits: QpCaps,
         /// Its answer.
         source: DeviceError,
+    },
+    /// The ordering that is wanted and the device contradict each other.
+    #[error("{device}: {source}")]
+    Ordering {
+        /// The device.
+        device: String,
+        /// The setting, and why it cannot be had.
+        source: OrderingConflict,
     },
     /// A verb failed.
     #[error("opening a transport with strategy {name}")]

@@ -8,7 +8,7 @@ use crate::engine::ring::RingOp;
 use crate::error::ApiMisuse;
 use crate::mem::Fenced;
 use crate::memreg::MemReg;
-use crate::types::{Access, DmaAddr, Grant, Segment};
+use crate::types::{Access, DmaAddr, Grant, Rkey, Segment};
 use smallvec::SmallVec;
 
 /// A finished read or write.
@@ -26,7 +26,48 @@ const WR_BYTES: u64 = 1 << 30;
 
 /// SGEs of one operation, and the WRs that they are cut into.
 type Sges = SmallVec<[Sge; 16]>;
-type Cuts = SmallVec<[(Span, u64); 4]>;
+type Cuts = SmallVec<[Cut; 4]>;
+/// The bytes of an operation at the peer, in order, each run under one key.
+type Runs = SmallVec<[RemoteRun; 4]>;
+
+/// One WR of an operation.
+#[derive(Clone, Copy)]
+struct Cut {
+    sges: Span,
+    addr: u64,
+    rkey: Rkey,
+}
+
+/// Bytes of the peer under one key.
+#[derive(Clone, Copy)]
+struct RemoteRun {
+    addr: u64,
+    rkey: Rkey,
+    len: u64,
+}
+
+/// Where `len` bytes from `offset` lie in the segments.
+fn runs(segments: &[Segment], offset: u64, len: u64) -> Result<Runs, Refusal> {
+    let total = segments.iter().fold(0u64, |sum, s| sum.saturating_add(s.len));
+    let end = offset.saturating_add(len);
+    let outside = Refusal::OutsideSegment { start: offset, end, len: total };
+    let mut runs = Runs::new();
+    let (mut skip, mut left) = (offset, len);
+    for s in segments {
+        if left == 0 {
+            break;
+        }
+        if skip >= s.len {
+            skip -= s.len;
+            continue;
+        }
+        let take = left.min(s.len - skip);
+        let addr = s.addr.checked_add(skip).ok_or(outside.clone())?;
+        runs.push(RemoteRun { addr, rkey: s.rkey, len: take });
+        (skip, left) = (0, left - take);
+    }
+    if left > 0 || runs.is_empty() { Err(outside) } else { Ok(runs) }
+}
 
 impl<D: Device, S: MemReg> Transport<D, S> {
     /// Reads `buffers` full from the peer's segment, starting `offset` bytes into it.
@@ -46,7 +87,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         offset: u64,
         buffers: impl Into<Buffers>,
     ) -> Result<LocalOp, BufferError> {
-        self.access(segment, offset, buffers.into(), false, false)
+        self.access(std::slice::from_ref(segment), offset, buffers.into(), false, false)
     }
 
     /// Writes `buffers` into the peer's segment, starting `offset` bytes into it. As
@@ -60,7 +101,35 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         offset: u64,
         buffers: impl Into<Buffers>,
     ) -> Result<LocalOp, BufferError> {
-        self.access(segment, offset, buffers.into(), true, false)
+        self.access(std::slice::from_ref(segment), offset, buffers.into(), true, false)
+    }
+
+    /// As [`read`](Transport::read), from bytes that several segments hold one after the other:
+    /// `offset` counts through all of them. Each WR stays within one segment and carries its key.
+    ///
+    /// # Errors
+    /// As `read`. An [`AccessError`] tells where the access starts, whichever WR failed.
+    pub fn read_across(
+        &mut self,
+        segments: &[Segment],
+        offset: u64,
+        buffers: impl Into<Buffers>,
+    ) -> Result<LocalOp, BufferError> {
+        self.access(segments, offset, buffers.into(), false, false)
+    }
+
+    /// As [`write`](Transport::write), into bytes that several segments hold one after the other;
+    /// see [`read_across`](Transport::read_across).
+    ///
+    /// # Errors
+    /// As `read_across`.
+    pub fn write_across(
+        &mut self,
+        segments: &[Segment],
+        offset: u64,
+        buffers: impl Into<Buffers>,
+    ) -> Result<LocalOp, BufferError> {
+        self.access(segments, offset, buffers.into(), true, false)
     }
 
     /// As [`write`](Transport::write), in one WR: the peer's device writes all of it or none.
@@ -73,22 +142,22 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         offset: u64,
         buffers: impl Into<Buffers>,
     ) -> Result<LocalOp, BufferError> {
-        self.access(segment, offset, buffers.into(), true, true)
+        self.access(std::slice::from_ref(segment), offset, buffers.into(), true, true)
     }
 
     fn access(
         &mut self,
-        segment: &Segment,
+        segments: &[Segment],
         offset: u64,
         buffers: Buffers,
         write: bool,
         one_wr: bool,
     ) -> Result<LocalOp, BufferError> {
-        let what = match self.check_access(segment, offset, &buffers, write) {
-            Ok(what) => what,
+        let (what, runs) = match self.check_access(segments, offset, &buffers, write) {
+            Ok(checked) => checked,
             Err(why) => return Err(BufferError { buffers, why }),
         };
-        if let Err(why) = self.check_cuts(&buffers, write, one_wr) {
+        if let Err(why) = self.check_cuts(&buffers, runs.len(), write, one_wr) {
             self.nudge(&why);
             return Err(BufferError { buffers, why });
         }
@@ -96,11 +165,11 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             Ok(pieces) => pieces,
             Err((buffers, e)) => return Err(BufferError { buffers, why: Refusal::Device(e) }),
         };
-        let sges = match self.sges(&mut pieces, write) {
+        let sges = match self.sges(&mut pieces, &runs, write) {
             Ok(sges) => sges,
             Err(e) => return Err(self.give_all_back(pieces, Refusal::Device(e))),
         };
-        let cuts = self.cut(&sges, write);
+        let cuts = self.cut(&sges, runs, write);
         let (id, flag) = self.eng.slots.new_local(what);
         if let Some(op) = self.eng.slots.locals.get_mut(id) {
             op.pieces = pieces;
@@ -119,17 +188,19 @@ impl<D: Device, S: MemReg> Transport<D, S> {
 
     fn check_access(
         &self,
-        segment: &Segment,
+        segments: &[Segment],
         offset: u64,
         buffers: &Buffers,
         write: bool,
-    ) -> Result<RemoteAccess, Refusal> {
+    ) -> Result<(RemoteAccess, Runs), Refusal> {
         self.check_up()?;
-        self.check_epoch(segment)?;
         let (needs, word) =
             if write { (Grant::PeerWrites, "write") } else { (Grant::PeerReads, "read") };
-        if segment.grant != needs {
-            return Err(Refusal::WrongGrant(word));
+        for segment in segments {
+            self.check_epoch(segment)?;
+            if segment.grant != needs {
+                return Err(Refusal::WrongGrant(word));
+            }
         }
         if buffers.0.is_empty() {
             return Err(Refusal::Empty);
@@ -147,19 +218,21 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             }
             len = len.saturating_add((range.end - range.start) as u64);
         }
-        let end = offset.saturating_add(len);
-        let remote_addr = segment.addr.checked_add(offset);
-        match remote_addr {
-            Some(remote_addr) if end <= segment.len => {
-                Ok(RemoteAccess { write, remote_addr, len, rkey: segment.rkey })
-            }
-            _ => Err(Refusal::OutsideSegment { start: offset, end, len: segment.len }),
-        }
+        let runs = runs(segments, offset, len)?;
+        let first = runs.first().copied();
+        let (remote_addr, rkey) = first.map_or((0, Rkey::from_bits(0)), |r| (r.addr, r.rkey));
+        Ok((RemoteAccess { write, remote_addr, len, rkey }, runs))
     }
 
     /// Refuses what needs more WRs than may be posted, before anything is lent or registered
     /// (D-08).
-    fn check_cuts(&self, buffers: &Buffers, write: bool, one_wr: bool) -> Result<(), Refusal> {
+    fn check_cuts(
+        &self,
+        buffers: &Buffers,
+        runs: usize,
+        write: bool,
+        one_wr: bool,
+    ) -> Result<(), Refusal> {
         let lens = buffers.0.iter().map(|(_, r)| (r.end - r.start) as u64);
         let sges = lens.clone().map(|n| n.div_ceil(WR_BYTES)).sum::<u64>() as usize;
         let (limit, total) = (self.sges_of_one(write), lens.sum::<u64>());
@@ -169,7 +242,9 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         // A cut ends because it is full in SGEs, or because the next SGE is too many bytes for it:
         // then the two are more than WR_BYTES, and a byte counts in two such pairs at most.
         let by_bytes = if total <= WR_BYTES { 0 } else { (2 * total / WR_BYTES) as usize + 1 };
-        let most = sges.div_ceil(limit) + by_bytes;
+        // The end of a segment cuts an SGE, and ends a WR.
+        let (sges, ends) = (sges + runs - 1, runs - 1);
+        let most = sges.div_ceil(limit) + by_bytes + ends;
         self.check_slots(most.min(sges))
     }
 
@@ -180,18 +255,29 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     }
 
     /// SGEs over the buffers, each with the key of its own local MR.
-    fn sges(&mut self, pieces: &mut [Piece], write: bool) -> Result<Sges, DeviceError> {
+    fn sges(
+        &mut self,
+        pieces: &mut [Piece],
+        runs: &Runs,
+        write: bool,
+    ) -> Result<Sges, DeviceError> {
         // A right of the peer is never left on a registration that stays (B24).
         let sink = self.eng.caps.rights_for(Purpose::ReadSink);
         let once = !write && sink != Access::LOCAL_WRITE;
         let mut sges = Sges::new();
+        let mut remote = runs.iter().map(|r| r.len);
+        let mut left = remote.next().unwrap_or(0);
         for piece in pieces {
             let lkey = if once { self.eng.sink_mr(piece)? } else { self.eng.local_mr(piece)?.1 };
             let base = piece.mapped.map_or(0, |a| a.0);
             let mut at = piece.range.start as u64;
             let end = piece.range.end as u64;
             while at < end {
-                let len = (end - at).min(WR_BYTES);
+                if left == 0 {
+                    left = remote.next().unwrap_or(u64::MAX);
+                }
+                let len = (end - at).min(WR_BYTES).min(left);
+                left -= len;
                 sges.push(Sge { addr: DmaAddr(base + at), len: len as u32, lkey });
                 at += len;
             }
@@ -200,33 +286,40 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     }
 
     /// Cuts the SGEs into WRs that the device takes, and puts them into the chain's table.
-    fn cut(&mut self, sges: &[Sge], write: bool) -> Cuts {
+    fn cut(&mut self, sges: &[Sge], runs: Runs, write: bool) -> Cuts {
         let most = self.sges_of_one(write);
         let mut cuts = Cuts::new();
         let mut from = 0;
+        let mut runs = runs.into_iter();
+        let Some(mut run) = runs.next() else { return cuts };
         while from < sges.len() {
+            if run.len == 0 {
+                match runs.next() {
+                    Some(next) => run = next,
+                    None => return cuts,
+                }
+            }
             let mut to = from;
             let mut bytes = 0u64;
-            while to < sges.len() && to - from < most && bytes + u64::from(sges[to].len) <= WR_BYTES
-            {
+            let room = run.len.min(WR_BYTES);
+            while to < sges.len() && to - from < most && bytes + u64::from(sges[to].len) <= room {
                 bytes += u64::from(sges[to].len);
                 to += 1;
             }
-            // An SGE has at most WR_BYTES, so at least one is taken.
+            // An SGE has at most WR_BYTES and ends with its run, so at least one is taken.
             to = to.max(from + 1);
             let span = self.eng.chain.add_sges(sges[from..to].iter().copied());
-            cuts.push((span, bytes));
+            cuts.push(Cut { sges: span, addr: run.addr, rkey: run.rkey });
+            // Wraps only for a forged segment, which the peer's device then refuses.
+            run.addr = run.addr.wrapping_add(bytes);
+            run.len = run.len.saturating_sub(bytes);
             from = to;
         }
         cuts
     }
 
     fn chain_access(&mut self, id: LocalId, what: &RemoteAccess, cuts: &Cuts) {
-        let mut done = 0;
-        for (i, &(sges, bytes)) in cuts.iter().enumerate() {
-            // Wraps only for a forged segment, which the peer's device then refuses.
-            let remote_addr = what.remote_addr.wrapping_add(done);
-            let rkey = what.rkey;
+        for (i, &Cut { sges, addr: remote_addr, rkey }) in cuts.iter().enumerate() {
             let op = if what.write {
                 WrOp::RdmaWrite { payload: Payload::Sges(sges), remote_addr, rkey }
             } else {
@@ -234,7 +327,6 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             };
             let last = i + 1 == cuts.len();
             self.eng.chain_wr(op, RingOp::Local(id, last), last);
-            done += bytes;
         }
     }
 

@@ -71,7 +71,9 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     pub(super) fn new_qp(&mut self) -> Result<(), DeviceError> {
         let ask = self.qp_caps(self.ask_inline);
         let eng = &mut self.eng;
-        let (qp, got) = eng.device.create_qp(eng.pd, eng.cq, ask)?;
+        let made = eng.device.create_qp(eng.pd, eng.cq, ask);
+        let (qp, got) = made.map_err(|e| DeviceError { queues: Some(ask), ..e })?;
+        tracing::debug!(?ask, ?got, "queue pair made");
         eng.qp = Some(qp);
         eng.epoch = Epoch(eng.epoch.0.wrapping_add(1));
         // A device may grant more; what was planned is what is used.

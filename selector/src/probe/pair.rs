@@ -199,6 +199,7 @@ fn small<D: Device + Clone>(bench: &Bench<'_, D>) -> OpenOptions {
         ranges_per_request: bench.ask.ranges_per_request.max(2),
         max_message_bytes: MESSAGE_BYTES,
         danger_trust_peer: bench.ask.danger_trust_peer,
+        split_bytes: bench.ask.split_bytes,
     };
     OpenOptions { ask, ..OpenOptions::default() }
 }

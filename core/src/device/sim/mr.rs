@@ -109,6 +109,12 @@ impl MrTable {
         self.ids.len()
     }
 
+    /// Bytes that all of them cover.
+    pub(super) fn bytes(&self) -> u64 {
+        let lens = self.slots.iter().filter_map(|s| s.mr.as_ref()).map(|m| m.len);
+        lens.fold(0, u64::saturating_add)
+    }
+
     /// MRs for fast registration, and how many of them are valid now.
     pub(super) fn fast(&self) -> (u64, u64) {
         let valid = |s: &Slot| s.mr.as_ref().is_some_and(|m| m.fast.is_some() && m.valid);

@@ -9,8 +9,8 @@ use super::qp::Qp;
 use super::syndrome::Syndrome;
 use super::table::Table;
 use crate::device::{
-    Caps, DeviceError, Endpoint, FastMrKind, LimitInfo, MrKeys, MwKeys, PortAddr, PostError,
-    QpCaps, QpState, RecvWr, RtsAttrs, Verb, Wc, WrChain, errno,
+    Caps, DeviceError, Endpoint, FastMrKind, LimitInfo, MemoryUse, MrKeys, MwKeys, PortAddr,
+    PostError, QpCaps, QpState, RecvWr, RtsAttrs, Verb, Wc, WrChain, errno,
 };
 use crate::types::{Access, CqId, DmaAddr, Epoch, MrId, MwId, PdId, QpId, Rkey};
 
@@ -209,8 +209,16 @@ impl Node {
         if self.pds.get(pd.0).is_none() || len == 0 || !rights_are_valid(access) {
             return Err(error(errno::EINVAL));
         }
+        if access.contains(Access::RELAXED_ORDERING) && !self.caps.relaxed_ordering {
+            return Err(error(errno::EINVAL));
+        }
         within(Verb::RegMr, "max_mr_size", len, self.caps.max_mr_size)?;
-        self.room_for_mr(Verb::RegMr)?;
+        self.room_for_mr(Verb::RegMr, len)?;
+        let room = self.caps.iommu_mr_size;
+        if room > 0 && len > room {
+            // Which limit it was, nobody is told; what there is, everybody can count.
+            return Err(DeviceError { memory: Some(self.memory(len)), ..error(errno::ENOMEM) });
+        }
         let memory = self.iommu.locate(addr.0, len).ok_or(error(errno::EFAULT))?;
         if access.intersects(Access::WRITING) && self.iommu.is_read_only(memory) {
             return Err(error(errno::EACCES));
@@ -237,7 +245,7 @@ impl Node {
         }
         let (need, limit) = (u64::from(depth), u64::from(list_max));
         within(Verb::AllocMr, "max_fast_reg_page_list_len", need, limit)?;
-        self.room_for_mr(Verb::AllocMr)?;
+        self.room_for_mr(Verb::AllocMr, 0)?;
         let keys = self.mrs.add_fast(pd, depth, kind).ok_or(error(errno::ENOMEM))?;
         self.counters.alloc_mr_calls += 1;
         Ok(keys)
@@ -401,13 +409,19 @@ impl Node {
         qp.ok_or(DeviceError::new(Verb::ModifyQp, errno::EINVAL))
     }
 
-    fn room_for_mr(&self, verb: Verb) -> Result<(), DeviceError> {
+    fn room_for_mr(&self, verb: Verb, asked: u64) -> Result<(), DeviceError> {
         let (limit, in_use) = (u64::from(self.caps.max_mr), self.mrs.len() as u64);
         if in_use < limit {
             return Ok(());
         }
         let info = LimitInfo { what: "max_mr", need: 1, limit, in_use };
-        Err(DeviceError::limit(verb, errno::ENOMEM, info))
+        let memory = Some(self.memory(asked));
+        Err(DeviceError { memory, ..DeviceError::limit(verb, errno::ENOMEM, info) })
+    }
+
+    /// What is registered now.
+    fn memory(&self, asked: u64) -> MemoryUse {
+        MemoryUse { mrs: self.mrs.len() as u64, bytes: self.mrs.bytes(), asked }
     }
 }
 

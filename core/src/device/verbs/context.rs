@@ -81,6 +81,28 @@ pub(super) enum RawEvent {
     Other(u32),
 }
 
+/// Attributes that the older query does not have, beside two that both have.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Extended {
+    /// As in [`Caps`](crate::Caps).
+    pub max_mr_size: u64,
+    /// As in [`Caps`](crate::Caps).
+    pub max_qp_wr: u32,
+    /// All capability bits: the lower half is that of the older query.
+    pub cap_flags: u64,
+    /// Memory can be registered without pinning it. This library never does.
+    pub on_demand_paging: bool,
+    /// Bytes of memory on the device itself.
+    pub max_dm_size: u64,
+}
+
+type QueryDeviceEx = unsafe extern "C" fn(
+    *mut ffi::ibv_context,
+    *const std::ffi::c_void,
+    *mut ffi::ibv_device_attr_ex,
+    usize,
+) -> i32;
+
 /// An opened device.
 pub(super) struct Context {
     object: Object<ffi::ibv_context>,
@@ -152,6 +174,36 @@ impl Context {
         // SAFETY: O1, O4.
         outcome(unsafe { ffi::ibv_query_device(self.ptr(), &mut attr) })?;
         Ok(attr)
+    }
+
+    /// `ibv_query_device_ex(3)`, which is no symbol of the library: its header finds the provider's
+    /// function at a fixed distance below the context, if a size in front of the context says that
+    /// the provider knows it.
+    pub(super) fn extended(&self) -> Option<Extended> {
+        // SAFETY: O1.
+        if unsafe { (*self.ptr()).abi_compat }.addr() != EXTENDED_ABI {
+            return None;
+        }
+        let end = self.ptr().cast::<u8>();
+        // SAFETY: O1: an extended context is the last part of a longer struct, whose size is the
+        // word before it.
+        let size = unsafe { end.sub(SIZE_BELOW).cast::<usize>().read() };
+        if size < QUERY_BELOW + size_of::<ffi::ibv_context>() {
+            return None;
+        }
+        // SAFETY: as above; the size says that this word is there. A null pointer reads as `None`.
+        let query = unsafe { end.sub(QUERY_BELOW).cast::<Option<QueryDeviceEx>>().read() }?;
+        let mut attr = ffi::ibv_device_attr_ex::default();
+        let len = size_of::<ffi::ibv_device_attr_ex>();
+        // SAFETY: O1, O4: no input is allowed; the length is that of the struct.
+        outcome(unsafe { query(self.ptr(), std::ptr::null(), &mut attr, len) }).ok()?;
+        Some(Extended {
+            max_mr_size: attr.orig_attr.max_mr_size,
+            max_qp_wr: u32::try_from(attr.orig_attr.max_qp_wr).unwrap_or(0),
+            cap_flags: attr.device_cap_flags_ex,
+            on_demand_paging: attr.odp_caps.general_caps & u64::from(ffi::IBV_ODP_SUPPORT) != 0,
+            max_dm_size: attr.max_dm_size,
+        })
     }
 
     /// `ibv_query_port(3)`.
@@ -297,3 +349,9 @@ impl Drop for List {
 
 /// Entries in use, of all ports together, that are asked for; the kernel takes at most 64 KiB.
 const GIDS_MAX: usize = 1024;
+/// The mark of a context with a longer struct around it.
+const EXTENDED_ABI: usize = usize::MAX;
+/// Where the ABI has the size of that struct, in bytes below the context.
+const SIZE_BELOW: usize = 8;
+/// And the query for extended attributes.
+const QUERY_BELOW: usize = 104;

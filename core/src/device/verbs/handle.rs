@@ -1,6 +1,6 @@
 //! The handle of one opened device: what the engine holds.
 
-use super::context::{Context, RawEvent};
+use super::context::{Context, Extended, RawEvent};
 use super::objects::{Cq, Mr, Mw, Pd, Qp};
 use super::open::{Port, open};
 use super::post::completion;
@@ -80,13 +80,18 @@ impl VerbsDevice {
     pub fn open(options: &VerbsOptions) -> Result<VerbsDevice, OpenError> {
         let opened = open(options)?;
         let attr = &opened.attr;
+        let is_software = [RXE_VENDOR, SIW_VENDOR].contains(&attr.vendor_id);
+        let mut caps = caps(attr, opened.context.ops().windows.is_some(), opened.transport);
+        // A software device writes with the CPU: there is no bus whose order could be relaxed.
+        caps.relaxed_ordering =
+            !is_software && Pd::alloc(&opened.context).is_ok_and(|pd| Mr::can_relax(&Arc::new(pd)));
         let inner = Inner {
             gone: AtomicBool::new(false),
             id: DeviceId::fresh(),
             node: u64::from_be(attr.node_guid),
-            caps: caps(attr, opened.context.ops().windows.is_some(), opened.transport),
+            caps,
             kernel_flags: attr.vendor_id == RXE_VENDOR,
-            is_software: [RXE_VENDOR, SIW_VENDOR].contains(&attr.vendor_id),
+            is_software,
             name: opened.choice.name.clone(),
             choice: opened.choice,
             port: opened.port,
@@ -140,6 +145,11 @@ impl VerbsDevice {
         (self.inner.port.num, self.inner.port.gid_index)
     }
 
+    #[cfg(test)]
+    pub(super) fn context(&self) -> &Arc<Context> {
+        &self.inner.context
+    }
+
     /// Why this device, port and GID, and the GIDs there are.
     #[must_use]
     pub fn choice(&self) -> &Choice {
@@ -174,7 +184,21 @@ impl VerbsDevice {
         t.cqs.get(cq.0).cloned().ok_or(DeviceError::new(verb, errno::EINVAL))
     }
 
-    fn pd(&self, verb: Verb, pd: PdId) -> Result<Arc<Pd>, DeviceError> {
+    /// Gives a new MR its id.
+    pub(super) fn keep(&self, verb: Verb, made: Result<Mr, i32>) -> Result<MrKeys, DeviceError> {
+        let mr = self.inner.made(verb, made)?;
+        let (lkey, rkey) = (mr.lkey, mr.rkey);
+        let id = stored(verb, self.inner.tables().mrs.insert(mr))?;
+        Ok(MrKeys { mr: MrId(id), lkey, rkey })
+    }
+
+    /// What libibverbs tells of newer attributes; `None` from a library or driver without them.
+    #[must_use]
+    pub fn extended(&self) -> Option<Extended> {
+        self.inner.context.extended()
+    }
+
+    pub(super) fn pd(&self, verb: Verb, pd: PdId) -> Result<Arc<Pd>, DeviceError> {
         let t = self.inner.tables();
         t.pds.get(pd.0).cloned().ok_or(DeviceError::new(verb, errno::EINVAL))
     }
@@ -226,13 +250,9 @@ impl Inner {
         }
         let t = self.tables();
         let (mrs, bytes) = (t.mrs.count() as u64, t.mrs.iter().map(|(_, m)| m.len).sum());
-        let limit = registration_limit(
-            need,
-            Host::this().pinning().most(),
-            MemoryUse { mrs, bytes },
-            &self.caps,
-        );
-        DeviceError { limit, memory: Some(MemoryUse { mrs, bytes }), ..e }
+        let live = MemoryUse { mrs, bytes, asked: need };
+        let limit = live.limit_met(&self.caps, Host::this().pinning().most());
+        DeviceError { limit, memory: Some(live), ..e }
     }
 
     fn is_time_to_look(&self) -> bool {
@@ -433,9 +453,7 @@ impl Device for VerbsDevice {
         self.inner.registration_calls.fetch_add(1, Ordering::Relaxed);
         let mr = self.inner.made(Verb::RegMr, Mr::register(&pd, addr.0, len, access, memory));
         let mr = mr.map_err(|e| self.inner.no_memory(e, len))?;
-        let (lkey, rkey) = (mr.lkey, mr.rkey);
-        let id = stored(Verb::RegMr, self.inner.tables().mrs.insert(mr))?;
-        Ok(MrKeys { mr: MrId(id), lkey, rkey })
+        self.keep(Verb::RegMr, Ok(mr))
     }
 
     fn alloc_fast_mr(&self, _: PdId, _: u32, _: FastMrKind) -> Result<MrKeys, DeviceError> {
@@ -455,7 +473,9 @@ impl Device for VerbsDevice {
         let mw = Mw::alloc(&pd).map_err(|e| {
             let e = self.inner.failed(Verb::AllocMw, e);
             let in_use = self.inner.tables().windows.count() as u64;
-            over(e, "max_mw", in_use + 1, self.inner.caps.max_mw.into())
+            let limit = u64::from(self.inner.caps.max_mw);
+            let met = LimitInfo { what: "max_mw", need: 1, limit, in_use };
+            DeviceError { limit: (in_use >= limit).then_some(met), ..e }
         })?;
         let stored = self.inner.tables().windows.insert(mw);
         // A device that hands out one key twice is broken.
@@ -611,25 +631,6 @@ fn over(e: DeviceError, what: &'static str, need: u64, limit: u64) -> DeviceErro
     DeviceError { limit, ..e }
 }
 
-/// Which limit a registration of `need` bytes that found no memory has most likely met.
-fn registration_limit(
-    need: u64,
-    memlock: Option<u64>,
-    live: MemoryUse,
-    caps: &Caps,
-) -> Option<LimitInfo> {
-    let max_mr = u64::from(caps.max_mr);
-    if live.mrs >= max_mr {
-        return Some(LimitInfo { what: "max_mr", need: 1, limit: max_mr, in_use: live.mrs });
-    }
-    if need > caps.max_mr_size {
-        let limit = caps.max_mr_size;
-        return Some(LimitInfo { what: "max_mr_size", need, limit, in_use: 0 });
-    }
-    let limit = memlock.filter(|&limit| need.saturating_add(live.bytes) > limit)?;
-    Some(LimitInfo { what: LimitInfo::MEMLOCK, need, limit, in_use: live.bytes })
-}
-
 fn caps(attr: &ffi::ibv_device_attr, windows: bool, transport: TransportKind) -> Caps {
     let flag = |bit| attr.device_cap_flags & bit != 0;
     let number = |n: i32| u32::try_from(n).unwrap_or(0);
@@ -643,6 +644,9 @@ fn caps(attr: &ffi::ibv_device_attr, windows: bool, transport: TransportKind) ->
         max_mw: if windows { number(attr.max_mw) } else { 0 },
         max_mr: number(attr.max_mr),
         max_mr_size: attr.max_mr_size,
+        iommu_mr_size: 0,
+        relaxed_ordering: false,
+        relaxed_ordering_always: false,
         max_qp_wr: number(attr.max_qp_wr),
         wide_sge: 0,
         max_qp_wr_wide: 0,
@@ -662,42 +666,3 @@ const SIW_VENDOR: u32 = 0x0062_6d74;
 const INLINE_ASKED: u32 = 256;
 /// Calls between two looks for events that nothing has hinted at.
 const LOOK_EVERY: u32 = 64;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::device::DeviceErrorKind;
-
-    fn caps() -> Caps {
-        Caps { max_mr: 10, max_mr_size: 1 << 31, ..Caps::default() }
-    }
-
-    fn refused(need: u64, memlock: Option<u64>, live: MemoryUse) -> DeviceError {
-        let limit = registration_limit(need, memlock, live, &caps());
-        DeviceError { limit, memory: Some(live), ..DeviceError::new(Verb::RegMr, errno::ENOMEM) }
-    }
-
-    #[test]
-    fn b01_a_registration_over_memlock_names_need_limit_and_remedy() {
-        let e = refused(102_400, Some(65_536), MemoryUse::default());
-        assert_eq!(e.kind(), DeviceErrorKind::Limit);
-        let text = e.to_string();
-        assert!(text.contains("RLIMIT_MEMLOCK of this process needs 102400 of 65536"), "{text}");
-        assert!(text.contains("ulimit -l"), "{text}");
-    }
-
-    #[test]
-    fn b06_a_registration_without_memory_tells_what_is_live() {
-        let e = refused(4096, None, MemoryUse { mrs: 3, bytes: 12_288 });
-        assert_eq!(e.kind(), DeviceErrorKind::OutOfMemory);
-        assert!(e.to_string().contains("3 MRs of 12288 bytes"), "{e}");
-    }
-
-    #[test]
-    fn device_limits_come_before_the_process_limit() {
-        let live = MemoryUse { mrs: 10, bytes: 1 };
-        assert_eq!(refused(1, Some(0), live).limit.unwrap().what, "max_mr");
-        let e = refused(1 << 32, Some(0), MemoryUse::default());
-        assert_eq!(e.limit.unwrap().what, "max_mr_size");
-    }
-}

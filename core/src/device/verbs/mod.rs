@@ -3,6 +3,7 @@
 //!
 //! - `open`: facts of the devices, and the one that [`host`](super::host) chooses from them
 //! - `context`, `objects`: the library's objects, each owned once
+//! - `dmabuf`: registration of device memory
 //! - `post`: chains into the library's WRs, and exact accounts of what was taken
 //! - `wait`: sleeping until a CQ, the device or a connection has news
 //! - `windows`: the key of every window, which the library does not keep
@@ -32,6 +33,7 @@
 
 pub mod cm;
 mod context;
+mod dmabuf;
 mod handle;
 mod objects;
 mod open;
@@ -45,6 +47,8 @@ mod windows;
 pub use super::host::{
     Choice, DeviceStatus, Found, Host, OpenError, PortInfo, PortState, VerbsOptions,
 };
+pub use context::Extended;
+pub use dmabuf::{DmabufMr, DmabufSegment};
 pub use handle::{VerbsDevice, VerbsObjects};
 pub use open::{devices, facts};
 #[doc(hidden)]

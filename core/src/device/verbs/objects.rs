@@ -7,7 +7,7 @@ use super::open::Port;
 use super::post::{Completions, Scratch};
 use super::wait::CompChannel;
 use crate::device::{AsyncEvent, PortAddr, QpCaps, QpState, errno};
-use crate::mem::Allocation;
+use crate::mem::{Allocation, DmaBuf};
 use crate::types::{Access, Lkey, Rkey};
 use ibverbs_sys as ffi;
 use std::collections::VecDeque;
@@ -40,7 +40,7 @@ impl Pd {
         Ok(Pd { object: Some(object), context: Arc::clone(context) })
     }
 
-    fn ptr(&self) -> *mut ffi::ibv_pd {
+    pub(super) fn ptr(&self) -> *mut ffi::ibv_pd {
         self.object.as_ref().map_or(ptr::null_mut(), Object::ptr)
     }
 
@@ -294,22 +294,49 @@ impl Mr {
         let start = ptr::with_exposed_provenance_mut(usize::try_from(addr).map_err(|_| FAULT)?);
         let bytes = usize::try_from(len).map_err(|_| errno::EINVAL)?;
         let rights = i32::try_from(access.bits()).map_err(|_| errno::EINVAL)?;
-        // SAFETY: O1, O2, O3. The device may write there only while no CPU view exists: `DmaBuf`
-        // was given up for the `ExposedBytes` that the range was found in.
-        let object = Object::made(unsafe { ffi::ibv_reg_mr(pd.ptr(), start, bytes, rights) })?;
+        let made = if access.contains(Access::RELAXED_ORDERING) {
+            // Optional: the library leaves it out where the kernel does not know it.
+            // SAFETY: O1, O2, O3, and as below.
+            unsafe { ffi::ibv_reg_mr_iova2(pd.ptr(), start, bytes, addr, access.bits()) }
+        } else {
+            // SAFETY: O1, O2, O3. The device may write there only while no CPU view exists:
+            // `DmaBuf` was given up for the `ExposedBytes` that the range was found in.
+            unsafe { ffi::ibv_reg_mr(pd.ptr(), start, bytes, rights) }
+        };
+        Ok(Mr::over(Object::made(made)?, Some(memory), len, pd))
+    }
+
+    /// Whether the kernel takes the flag of relaxed ordering; one from before it refuses.
+    pub(super) fn can_relax(pd: &Arc<Pd>) -> bool {
+        let Ok(page) = DmaBuf::new(1) else { return false };
+        let (bytes, _) = page.into_exposed();
+        let Ok(rights) = i32::try_from(Access::RELAXED_ORDERING.bits()) else { return false };
+        let start = ptr::with_exposed_provenance_mut(usize::try_from(bytes.addr()).unwrap_or(0));
+        // By this symbol the flag reaches the kernel as it is.
+        // SAFETY: O1, O2, O3: the MR below holds the memory, which nobody looks at.
+        let made = Object::made(unsafe { ffi::ibv_reg_mr(pd.ptr(), start, 1, rights) });
+        made.is_ok_and(|made| Mr::over(made, Some(bytes.lifetime()), 1, pd).end().is_ok())
+    }
+
+    /// Takes a registration over; `memory` is what it keeps mapped, if that is this process's.
+    pub(super) fn over(
+        object: Object<ffi::ibv_mr>,
+        memory: Option<Arc<Allocation>>,
+        len: u64,
+        pd: &Arc<Pd>,
+    ) -> Mr {
         // SAFETY: O1.
-        let (lkey, rkey) = (unsafe { (*object.ptr()).lkey }, {
-            // SAFETY: O1.
-            unsafe { (*object.ptr()).rkey }
-        });
-        Ok(Mr {
+        let lkey = unsafe { (*object.ptr()).lkey };
+        // SAFETY: O1.
+        let rkey = unsafe { (*object.ptr()).rkey };
+        Mr {
             object: Some(object),
-            memory: Some(memory),
+            memory,
             len,
             lkey: Lkey::from_bits(lkey),
             rkey: Rkey::from_bits(rkey),
             _pd: Arc::clone(pd),
-        })
+        }
     }
 
     pub(super) fn ptr(&self) -> *mut ffi::ibv_mr {

@@ -281,3 +281,35 @@ fn b55_read_only_memory_is_registered_for_reading_and_refused_for_writing_by_nam
         assert_eq!(e.to_string(), text);
     }
 }
+
+#[test]
+fn b58_raw_rights_are_registered_as_they_are_and_a_device_without_ordering_says_no() {
+    let caps = crate::device::Caps { relaxed_ordering: true, ..crate::device::Caps::default() };
+    let (a, _b) = pair_with(caps, DEPTHS, 64);
+    let relaxed = Access::LOCAL_WRITE | Access::RELAXED_ORDERING;
+    a.mem(64, relaxed);
+    let (a, _b) = pair();
+    let mem = a.mem(64, Access::LOCAL_WRITE);
+    let e = a.dev.reg_mr(a.pd, mem.addr, 64, relaxed).unwrap_err();
+    assert_eq!((e.verb, e.errno), (crate::device::Verb::RegMr, crate::device::errno::EINVAL));
+}
+
+#[test]
+fn b06_live_mrs_and_bytes_are_told_and_return_to_0() {
+    let caps = crate::device::Caps { iommu_mr_size: 8192, ..crate::device::Caps::default() };
+    let (a, _b) = pair_with(caps, DEPTHS, 64);
+    let three: Vec<_> = (0..3).map(|_| a.mem(4096, Access::LOCAL_WRITE)).collect();
+    let (large, _) = crate::mem::DmaBuf::new(16_384).unwrap().into_exposed();
+    let addr = a.dev.dma_map(&large, None).unwrap();
+    let refused = || a.dev.reg_mr(a.pd, addr, 16_384, Access::LOCAL_WRITE).unwrap_err();
+    assert_eq!(
+        refused().to_string(),
+        "reg_mr: ENOMEM (12); 16384 bytes were to be registered; registered on the device: 3 MRs \
+         of 12288 bytes"
+    );
+    for mem in three {
+        a.dev.dereg_mr(mem.keys.mr).unwrap();
+    }
+    let memory = refused().memory.unwrap();
+    assert_eq!((memory.mrs, memory.bytes), (0, 0));
+}

@@ -2,6 +2,7 @@
 //! `MEMREG_TEST_RDMA_DEV` names a device; with `MEMREG_TEST_REQUIRE_RDMA=1` a skip is a failure.
 
 mod access;
+mod host;
 mod recovery;
 mod rig;
 mod wait;
