@@ -157,7 +157,7 @@ fn open_with(
     settings: &Settings,
     open: impl Fn(Strategy, &OpenOptions) -> Result<Transport, error::OpenError>,
 ) -> Result<Opened, OpenError> {
-    ordering(&device, settings)?;
+    ordering(device, settings)?;
     let registry = Registry::new()?;
     let caps = device.caps();
     let (wanted, options) = (wanted(settings), build_options(settings));

@@ -187,12 +187,13 @@ impl Context {
         let end = self.ptr().cast::<u8>();
         // SAFETY: O1: an extended context is the last part of a longer struct, whose size is the
         // word before it.
-        let size = unsafe { end.sub(SIZE_BELOW).cast::<usize>().read() };
+        let size = unsafe { end.wrapping_sub(SIZE_BELOW).cast::<usize>().read() };
         if size < QUERY_BELOW + size_of::<ffi::ibv_context>() {
             return None;
         }
         // SAFETY: as above; the size says that this word is there. A null pointer reads as `None`.
-        let query = unsafe { end.sub(QUERY_BELOW).cast::<Option<QueryDeviceEx>>().read() }?;
+        let query =
+            unsafe { end.wrapping_sub(QUERY_BELOW).cast::<Option<QueryDeviceEx>>().read() }?;
         let mut attr = ffi::ibv_device_attr_ex::default();
         let len = size_of::<ffi::ibv_device_attr_ex>();
         // SAFETY: O1, O4: no input is allowed; the length is that of the struct.
