@@ -21,6 +21,7 @@ pub struct KeyLife {
     /// Sequence of the line that proves the end.
     pub evidence: Option<u64>,
     granted_at: u64,
+    qp_bound: bool,
     unknown: bool,
     refused: Option<u64>,
     remote_inv: Option<u64>,
@@ -109,8 +110,17 @@ impl Checker {
     fn take(&mut self, line: &Line) {
         match (&line.key, &line.event) {
             (None, event) => self.connection(line, event),
-            (Some(key), Event::Granted { exposure, wr }) => {
-                self.granted(line, key, *exposure, *wr);
+            (Some(key), Event::Granted { exposure, wr, qp_bound }) => {
+                self.granted(
+                    line,
+                    key,
+                    KeyLife {
+                        exposure: *exposure,
+                        granted_by: *wr,
+                        qp_bound: *qp_bound,
+                        ..KeyLife::default()
+                    },
+                );
             }
             (Some(key), event) => {
                 let Some(&i) = self.open.get(key) else {
@@ -127,7 +137,7 @@ impl Checker {
     }
 
     /// Rule 2: a region is registered again only when its last key is dead.
-    fn granted(&mut self, line: &Line, key: &KeyName, exposure: u64, wr: Option<u64>) {
+    fn granted(&mut self, line: &Line, key: &KeyName, life: KeyLife) {
         let other = self.open.keys().find(|k| k.region == key.region).cloned();
         if let Some(other) = other {
             let what = format!("key {} granted while {} is live", key.key, other.key);
@@ -136,10 +146,8 @@ impl Checker {
         self.audit.keys.push(KeyLife {
             region: key.region,
             key: key.key.clone(),
-            exposure,
-            granted_by: wr,
             granted_at: line.seq,
-            ..KeyLife::default()
+            ..life
         });
         self.open.insert(key.clone(), self.audit.keys.len() - 1);
     }
@@ -183,6 +191,7 @@ impl Checker {
             }
             "remote-inv" => life.remote_inv.ok_or("no receive says so"),
             "dereg" | "dealloc" => life.ended.ok_or("no verb ended it"),
+            "qp-destroyed" if !life.qp_bound => Err("it is good in its whole PD (rule 4)"),
             "qp-destroyed" => self
                 .qp_destroyed
                 .filter(|&at| at > life.granted_at)
@@ -265,7 +274,7 @@ mod tests {
     #[test]
     fn claims_beyond_the_evidence_are_named() {
         let local = "killed region=1 key=0x1.1 rule=local-inv";
-        let cases: [(&[&str], &str); 12] = [
+        let cases: [(&[&str], &str); 13] = [
             (&[GRANT, "bytes-back exposure=9"], "bytes given back while key"),
             (&[GRANT, local], "no LOCAL_INV was accepted"),
             (&[GRANT, INV, local], "no completion proves"),
@@ -281,12 +290,25 @@ mod tests {
             (&[GRANT, "killed region=1 key=0x1.1 rule=never-posted"], "accepted its registration"),
             (&[GRANT, "granted region=1 key=0x1.2 exposure=3 wr=8"], "granted while 0x1.1 is live"),
             (&[GRANT, "qp-up qp=2 epoch=2"], "new QP while key"),
+            (
+                &[GRANT, "qp-destroyed qp=1", "killed region=1 key=0x1.1 rule=qp-destroyed"],
+                "good in its whole PD",
+            ),
         ];
         for (lines, expected) in cases {
             let a = of(lines);
             assert_eq!(a.violations.len(), 1, "{lines:?}: {:?}", a.violations);
             assert!(a.violations[0].what.contains(expected), "{:?}", a.violations);
         }
+    }
+
+    #[test]
+    fn a_key_of_its_qp_alone_ends_with_the_qp() {
+        let grant = "granted region=1 key=0x1.1 exposure=9 wr=5 scope=qp";
+        let kill = "killed region=1 key=0x1.1 rule=qp-destroyed";
+        let a = of(&[grant, "qp-destroyed qp=1", kill, "bytes-back exposure=9"]);
+        assert_eq!((a.violations.len(), a.keys[0].evidence), (0, Some(1)));
+        assert_eq!(of(&[grant, kill, "qp-destroyed qp=1"]).violations.len(), 1);
     }
 
     #[test]

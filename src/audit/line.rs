@@ -3,7 +3,7 @@
 /// What a line says happened.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Event {
-    Granted { exposure: u64, wr: Option<u64> },
+    Granted { exposure: u64, wr: Option<u64>, qp_bound: bool },
     Unknown,
     Killed { rule: String },
     InvPosted { wr: u64 },
@@ -76,7 +76,12 @@ fn one(text: &str) -> Result<Line, String> {
     let event = match name {
         "granted" => {
             let wr = field("wr").map(|v| number(Some(v), "wr")).transpose()?;
-            Event::Granted { exposure: num("exposure")?, wr }
+            let qp_bound = match field("scope") {
+                None => false,
+                Some("qp") => true,
+                Some(other) => return Err(format!("unknown scope `{other}`")),
+            };
+            Event::Granted { exposure: num("exposure")?, wr, qp_bound }
         }
         "unknown" => Event::Unknown,
         "killed" => Event::Killed { rule: need("rule")?.to_owned() },
@@ -137,6 +142,7 @@ mod tests {
             "0 0 granted exposure=1",
             "0 0 granted region=1 exposure=1",
             "0 0 granted region=1 key=0x1.1",
+            "0 0 granted region=1 key=0x1.1 exposure=1 scope=pd",
             "0 0 qp-up qp=1 region=1 key=0x1.1",
             "0 0 killed region=1 key=0x1.1",
         ] {

@@ -30,6 +30,7 @@ impl World {
             );
         }
         self.check_posts();
+        self.check_mappings();
         if self.plan.calm {
             for side in self.conns.iter().flat_map(|c| &c.sides) {
                 assert_eq!(*side.t.state(), State::Up, "down without a fault");
@@ -52,6 +53,23 @@ impl World {
             assert_eq!(*wrs, c.send_wrs_posted, "WRs are miscounted");
             let undrained = c.qps_destroyed_undrained;
             assert!(undrained <= *forced, "rule 8: {undrained} QPs not drained, {forced} given up");
+        }
+    }
+
+    /// On each device that is still there: what is exposed is mapped, and nothing else is but
+    /// messages, arenas, what is under way, and what was left to the transport or leaked.
+    fn check_mappings(&self) {
+        let mut nodes = BTreeMap::new();
+        for side in self.conns.iter().flat_map(|c| &c.sides).filter(|s| !s.node_gone) {
+            let (least, most) = side.mapped_bytes();
+            let sum = nodes.entry(side.node.id().0).or_insert((side.node.counters(), 0, 0));
+            (sum.1, sum.2) = (sum.1 + least, sum.2 + most);
+        }
+        for (c, least, most) in nodes.values() {
+            let mapped = c.mapped_bytes;
+            assert!(*least <= mapped, "{mapped} bytes are mapped, {least} are in use");
+            let known = mapped <= *most || self.own_buffers;
+            assert!(known, "{mapped} bytes are mapped, {most} can be in use");
         }
     }
 }

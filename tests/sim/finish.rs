@@ -32,6 +32,7 @@ impl World {
         for c in 0..self.conns.len() {
             self.take_all(c);
         }
+        self.own_buffers = true;
         for c in 0..self.conns.len() {
             self.reconnected(c);
             for s in 0..2 {

@@ -263,6 +263,21 @@ impl Side {
         self.accesses.iter().any(|a| a.serial == serial)
     }
 
+    /// Bytes that are mapped for this side: at least, and at most.
+    pub fn mapped_bytes(&self) -> (u64, u64) {
+        let len = |parts: &[Part]| parts.iter().map(|p| p.shadow.len() as u64).sum::<u64>();
+        let limits = self.t.limits();
+        let slots = u64::from(limits.max_send_wr) + u64::from(limits.max_recv_wr);
+        let messages = slots * u64::from(self.plan.options.ask.max_message_bytes);
+        let open = |l: &&Lent| {
+            !matches!(l.state, ExposureState::Fenced | ExposureState::Held) && !self.physical()
+        };
+        let lent: u64 = self.out.iter().filter(open).map(|l| len(&l.parts)).sum();
+        let least = messages + 2 * limits.arena_bytes + lent;
+        let under_way: u64 = self.accesses.iter().map(|a| len(&a.parts)).sum();
+        (least, least + under_way + self.bytes.left + self.t.stats().bytes_leaked)
+    }
+
     pub fn epoch(&self) -> Epoch {
         self.t.epoch()
     }

@@ -26,6 +26,8 @@ pub struct World {
     /// Nodes that stand in for nodes that have gone.
     replaced: Vec<(DeviceId, SimDevice)>,
     weights: u32,
+    /// The end of the run exposes buffers of its own, which no side knows of.
+    pub own_buffers: bool,
 }
 
 /// Two ends.
@@ -127,8 +129,19 @@ impl World {
         let mut tally = Tally { seeds: 1, ..Tally::default() };
         tally.connections = conns.len() as u64;
         let (now, next, replaced) = (Tick(0), 0, vec![]);
-        let mut world =
-            World { plan, rng, log, fabric, now, conns, tally, next, replaced, weights };
+        let mut world = World {
+            plan,
+            rng,
+            log,
+            fabric,
+            now,
+            conns,
+            tally,
+            next,
+            replaced,
+            weights,
+            own_buffers: false,
+        };
         world.age();
         world
     }

@@ -117,7 +117,8 @@ impl KeyTable {
             tags: 0,
             exposure: Some(to),
         });
-        self.note(id, KeyEvent::Granted { exposure: to.data().as_ffi(), wr: None });
+        let exposure = to.data().as_ffi();
+        self.note(id, KeyEvent::Granted { exposure, wr: None, qp_bound: false });
         id
     }
 
@@ -187,7 +188,8 @@ impl KeyTable {
         if let Some(r) = self.regions.get_mut(id) {
             r.state = KeyState::Live;
             let exposure = r.exposure.unwrap_or_default().data().as_ffi();
-            self.note(id, KeyEvent::Granted { exposure, wr: Some(wr) });
+            let qp_bound = matches!(r.kind, RegionKind::Window { .. });
+            self.note(id, KeyEvent::Granted { exposure, wr: Some(wr), qp_bound });
         }
     }
 
@@ -369,7 +371,8 @@ mod tests {
             other => panic!("{other:?}"),
         };
         let events: Vec<_> = t.ledger.iter().map(what).collect();
-        let granted = KeyEvent::Granted { exposure: E().data().as_ffi(), wr: Some(WrId(7)) };
+        let exposure = E().data().as_ffi();
+        let granted = KeyEvent::Granted { exposure, wr: Some(WrId(7)), qp_bound: false };
         assert_eq!(events, [granted, KeyEvent::Unknown, KeyEvent::Killed(Rule::Dereg)]);
     }
 }

@@ -59,6 +59,8 @@ pub enum KeyEvent {
         exposure: u64,
         /// The WR, if it is granted by one.
         wr: Option<WrId>,
+        /// Whether it is good on this connection's QP alone, and so ends with it at the latest.
+        qp_bound: bool,
     },
     /// A WR that changes it was flushed or failed: it counts as live, and its state is not known.
     Unknown,
@@ -159,11 +161,10 @@ impl fmt::Display for LedgerEntry {
         match self.event {
             LedgerEvent::Key { region, rkey, turn, what } => {
                 let (word, rest) = match what {
-                    KeyEvent::Granted { exposure, wr: None } => {
-                        ("granted", format!(" exposure={exposure}"))
-                    }
-                    KeyEvent::Granted { exposure, wr: Some(wr) } => {
-                        ("granted", format!(" exposure={exposure} wr={}", wr.0))
+                    KeyEvent::Granted { exposure, wr, qp_bound } => {
+                        let wr = wr.map_or(String::new(), |wr| format!(" wr={}", wr.0));
+                        let scope = if qp_bound { " scope=qp" } else { "" };
+                        ("granted", format!(" exposure={exposure}{wr}{scope}"))
                     }
                     KeyEvent::Unknown => ("unknown", String::new()),
                     KeyEvent::Killed(rule) => ("killed", format!(" rule={}", rule.word())),
@@ -204,7 +205,7 @@ mod tests {
     #[test]
     fn trace_never_shows_a_tag() {
         let mut l = Ledger::new();
-        let what = KeyEvent::Granted { exposure: 7, wr: Some(WrId(9)) };
+        let what = KeyEvent::Granted { exposure: 7, wr: Some(WrId(9)), qp_bound: false };
         let (region, rkey) = (RegionId::default(), Rkey::from_bits(0x1234_56ab));
         l.write(LedgerEvent::Key { region, rkey, turn: 3, what });
         let text = l.to_string();
