@@ -64,8 +64,8 @@ pub use memreg_core::device::sim::{Fabric, Profile, SimDevice, profile};
 pub use memreg_core::device::{AnyDevice, Caps, Device, Endpoint};
 pub use memreg_core::drive::{Driven, connect_pair, settle};
 pub use memreg_core::transport::{
-    Buffers, Exposed, ExposureState, LocalDone, LocalOp, NoReply, OpenOptions, Progress, Received,
-    Reply, ReplyToken, SharedPd, State, Stats, error,
+    Buffers, Exposed, ExposureState, Ledger, LocalDone, LocalOp, NoReply, OpenOptions, Poisoned,
+    Progress, Received, Reply, ReplyToken, SharedPd, State, Stats, error,
 };
 pub use memreg_core::{Disposition, DmaBuf, Grant, MemReg, Segment, Tick};
 pub use memreg_selector::{Candidate, choose};

@@ -17,15 +17,16 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 #[test]
 fn page_lists() {
-    search("page lists", false);
+    search(false);
 }
 
 #[test]
 fn windows() {
-    search("windows", true);
+    search(true);
 }
 
-fn search(name: &str, windows: bool) {
+fn search(windows: bool) {
+    let name = SmallWorld::new(windows).kind();
     let limit = super::number("MEMREG_TEST_STATES").map_or(STATES, |n| n as usize);
     let mut found = Found::new(windows);
     let mut next = 0;
@@ -183,7 +184,8 @@ fn guarded<T>(
     match catch_unwind(AssertUnwindSafe(|| run(&mut world))) {
         Ok(got) => (got, world),
         Err(_) => {
-            super::keep::traces("exhaustive", [("owner".to_owned(), world.ledger())].into_iter());
+            let owner = format!("owner of {}", world.kind());
+            super::keep::traces("exhaustive", [(owner, world.ledger())].into_iter());
             panic!("after {:?}", names(moves))
         }
     }

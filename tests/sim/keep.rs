@@ -10,7 +10,7 @@ pub fn traces<'a>(of: &str, ledgers: impl Iterator<Item = (String, &'a Ledger)>)
     std::fs::create_dir_all(&folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
     ledgers
         .map(|(side, ledger)| {
-            let path = folder.join(format!("{of}-{side}.trace"));
+            let path = folder.join(format!("{of}-{side}.trace").replace(' ', "-"));
             let text = ledger.to_string();
             std::fs::write(&path, &text).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
             let audit = memreg::audit::audit(&text).unwrap_or_else(|e| panic!("{side}: {e}"));

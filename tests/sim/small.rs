@@ -192,6 +192,11 @@ impl SmallWorld {
         world
     }
 
+    /// How its keys are granted.
+    pub fn kind(&self) -> &'static str {
+        if self.node.caps().max_mw > 0 { "windows" } else { "page lists" }
+    }
+
     pub fn ledger(&self) -> &Ledger {
         self.owner.ledger()
     }
