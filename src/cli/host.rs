@@ -21,6 +21,8 @@ pub(super) struct ChoiceShown {
     warning: Option<String>,
     /// The port's whole table.
     gids: Vec<String>,
+    /// Where the device is known to differ from hardware, and what is done about it.
+    quirks: Vec<String>,
 }
 
 /// The software between this program and its devices.
@@ -106,13 +108,16 @@ pub(super) fn choice(device: &AnyDevice) -> Option<ChoiceShown> {
     match device {
         AnyDevice::Sim(_) => None,
         #[cfg(all(feature = "verbs", target_os = "linux"))]
-        AnyDevice::Verbs(device) => Some(shown(device.choice())),
+        AnyDevice::Verbs(device) => Some(shown(device.choice(), &device.quirks())),
     }
 }
 
 #[cfg(target_os = "linux")]
 #[cfg_attr(not(feature = "verbs"), allow(dead_code, reason = "chosen with the feature verbs"))]
-fn shown(choice: &memreg_core::device::host::Choice) -> ChoiceShown {
+fn shown(
+    choice: &memreg_core::device::host::Choice,
+    quirks: &[memreg_core::device::host::Quirk],
+) -> ChoiceShown {
     ChoiceShown {
         device: choice.name.clone(),
         port: choice.port.num,
@@ -121,6 +126,7 @@ fn shown(choice: &memreg_core::device::host::Choice) -> ChoiceShown {
         why: choice.why.clone(),
         warning: choice.warning(),
         gids: choice.gids.iter().map(ToString::to_string).collect(),
+        quirks: quirks.iter().map(ToString::to_string).collect(),
     }
 }
 
@@ -132,6 +138,11 @@ impl ChoiceShown {
             "device    {} port {}, chosen: {}\ngid       {gid}\n",
             self.device, self.port, self.why
         )
+    }
+
+    /// Where the device differs from hardware, a line each.
+    pub fn quirks(&self) -> String {
+        self.quirks.iter().map(|q| format!("quirk     {q}\n")).collect()
     }
 
     /// Tells of what may not be as it was meant.
@@ -211,7 +222,7 @@ mod tests {
     use memreg_core::device::host::{Choice, GidEntry, GidKind, PortInfo, PortState};
 
     #[test]
-    fn b97_b93_the_choice_is_told_with_its_reason_and_its_warning() {
+    fn b97_b93_h_68_the_choice_is_told_with_its_reason_its_warning_and_its_quirks() {
         let mut gid = [0; 16];
         (gid[0], gid[1], gid[15]) = (0xfe, 0x80, 1);
         let gid = GidEntry { index: 1, gid, kind: GidKind::RoceV2 };
@@ -224,12 +235,15 @@ mod tests {
             why: "the only usable device with an active port".into(),
             link_local: true,
         };
-        let shown = shown(&choice);
+        let quirks = memreg_core::device::host::rxe_quirks("6.1.0-44-amd64");
+        let shown = shown(&choice, &quirks);
         assert_eq!(
             shown.text(),
             "device    n1 port 2, chosen: the only usable device with an active port\n\
              gid       1: fe80::1 RoCE v2, link-local\n"
         );
+        let bounds = "quirk     the bounds of a window are not enforced: ";
+        assert!(shown.quirks().lines().any(|l| l.starts_with(bounds)), "{}", shown.quirks());
         assert!(shown.warning.unwrap().contains("gid_index 1 is link-local"));
         assert_eq!(shown.gids, ["1: fe80::1 RoCE v2, link-local"]);
     }

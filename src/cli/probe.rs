@@ -195,7 +195,7 @@ fn result(outcome: &Outcome) -> String {
 fn text(target: &Target, report: &Report, plan: &Plan) -> String {
     let mut out = String::new();
     let _ = writeln!(out, "memreg {} probe, {}", env!("CARGO_PKG_VERSION"), target.title());
-    out.extend(report.choice.as_ref().map(ChoiceShown::text));
+    out.extend(report.choice.as_ref().map(|c| c.text() + &c.quirks()));
     let _ = writeln!(out, "chosen    {}\n", report.chosen.unwrap_or("none"));
     let attribute = |a: &AttributeShown| {
         let seen = a.seen.clone().unwrap_or_else(|| "-".to_owned());

@@ -9,6 +9,7 @@
 //! - `choose`: which device, which port, which GID
 //! - `open_error`: why none
 //! - `process`: what this process may pin, and where its memory is
+//! - `quirks`: where the kernel's software RoCE differs from hardware
 //! - `stack`: which libraries and which kernel are at work
 
 mod choose;
@@ -16,6 +17,7 @@ mod found;
 mod open_error;
 mod port;
 mod process;
+mod quirks;
 mod stack;
 
 pub use choose::{Choice, Facts, VerbsOptions, choose};
@@ -23,4 +25,5 @@ pub use found::{DeviceStatus, Found, Host};
 pub use open_error::OpenError;
 pub use port::{GidEntry, GidKind, PortFacts, PortInfo, PortState};
 pub use process::{Pinning, PinningRefused};
+pub use quirks::{Quirk, rxe_quirks};
 pub use stack::{LoadedLibrary, SoftwareStack};

@@ -38,10 +38,16 @@ impl Host {
         SoftwareStack {
             memreg: env!("CARGO_PKG_VERSION"),
             bindings: BINDINGS,
-            kernel: self.read("proc/sys/kernel/osrelease").trim().to_owned(),
+            kernel: self.kernel(),
             libraries: self.libraries(),
             stray_providers: self.stray_providers(),
         }
+    }
+
+    /// The kernel's release, such as `6.1.0-44-amd64`.
+    #[must_use]
+    pub fn kernel(&self) -> String {
+        self.read("proc/sys/kernel/osrelease").trim().to_owned()
     }
 
     fn libraries(&self) -> Vec<LoadedLibrary> {

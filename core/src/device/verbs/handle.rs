@@ -6,7 +6,7 @@ use super::open::{Port, open};
 use super::post::completion;
 use super::tables::{Ids, Tables};
 use super::wait::readable;
-use crate::device::host::{Choice, Host, OpenError, VerbsOptions};
+use crate::device::host::{Choice, Host, OpenError, Quirk, VerbsOptions, rxe_quirks};
 use crate::device::{
     AsyncEvent, Caps, Device, DeviceError, Endpoint, FastMrKind, LimitInfo, MemoryUse, MrKeys,
     MwKeys, PostError, QpCaps, QpState, RecvWr, RtsAttrs, TransportKind, Verb, Wc, WcStatus,
@@ -190,6 +190,14 @@ impl VerbsDevice {
         let (lkey, rkey) = (mr.lkey, mr.rkey);
         let id = stored(verb, self.inner.tables().mrs.insert(mr))?;
         Ok(MrKeys { mr: MrId(id), lkey, rkey })
+    }
+
+    /// Where this device is known to differ from hardware, and what is done about it. Of hardware
+    /// nothing is known.
+    #[must_use]
+    pub fn quirks(&self) -> Vec<Quirk> {
+        // Only rdma_rxe has its completion flags.
+        if self.inner.kernel_flags { rxe_quirks(&Host::this().kernel()) } else { vec![] }
     }
 
     /// What libibverbs tells of newer attributes; `None` from a library or driver without them.

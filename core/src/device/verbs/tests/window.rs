@@ -182,3 +182,44 @@ fn a_key_works_on_the_qp_that_it_was_bound_for_only() {
     rig.release(source);
     rig.close();
 }
+
+/// Some kernels check a bind against the rights that the window had before.
+#[test]
+fn h_68_rights_of_a_window_that_is_bound_anew_are_the_new_ones() {
+    let Some(dev) = device() else { return };
+    for q in dev.quirks() {
+        println!("quirk: {q}");
+    }
+    let mut rig = Rig::new(dev);
+    let (parent, other) = (rig.memory(4096, PARENT), rig.memory(64, LOCAL));
+    let at = parent.addr.0;
+    for (before, after) in
+        [(Access::REMOTE_READ, Access::REMOTE_WRITE), (Access::REMOTE_WRITE, Access::REMOTE_READ)]
+    {
+        let mw = rig.window();
+        let mut key = mw.rkey;
+        for (i, access) in [before, after, before, after].into_iter().enumerate() {
+            key = key.next_tag();
+            let bind = rig.bind(mw, key, &parent, (0, 4096), access);
+            assert_eq!(rig.run(rig.owner, &[bind]), WcStatus::Success, "{access:?}");
+            let done = match access == Access::REMOTE_READ {
+                true => rig.read(&other, at, key),
+                false => rig.write(&other, at, key),
+            };
+            assert_eq!(done, WcStatus::Success, "{access:?}");
+            if i < 3 {
+                assert_eq!(rig.run(rig.owner, &[WrOp::LocalInv(key)]), WcStatus::Success);
+            }
+        }
+        let refused = match after == Access::REMOTE_READ {
+            true => rig.write(&other, at, key),
+            false => rig.read(&other, at, key),
+        };
+        assert_eq!(refused, WcStatus::RemAccessErr, "{after:?}");
+        rig.dev.dealloc_mw(mw.mw).unwrap();
+        rig.reconnect();
+    }
+    rig.release(parent);
+    rig.release(other);
+    rig.close();
+}
