@@ -91,12 +91,18 @@ impl fmt::Display for DeviceStatus {
                     None => f.write_str("without limit"),
                 }
             }
-            DeviceStatus::Permission { path, mode, owner, uid } => write!(
-                f,
-                "permission denied: {} has mode {mode:04o} and owner {owner}, this process is \
-                 user {uid}",
-                path.display()
-            ),
+            DeviceStatus::Permission { path, mode, owner, uid } => {
+                write!(
+                    f,
+                    "permission denied: {} has mode {mode:04o} and owner {owner}, this process is \
+                     user {uid}",
+                    path.display()
+                )?;
+                // Whoever may read and write by the mode is kept out by something else.
+                let by_mode = mode & 0o006 == 0o006 || *uid == 0;
+                let by_else = if by_mode { "; the container's device rules forbid it" } else { "" };
+                f.write_str(by_else)
+            }
         }
     }
 }

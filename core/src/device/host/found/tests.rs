@@ -87,13 +87,19 @@ fn b95_permission_is_told_with_path_mode_owner_and_user() {
     };
     assert_eq!(path, Path::new("/dev/infiniband/uverbs0"));
     assert_eq!(owner, uid, "this process made the file");
-    assert_eq!(
-        found[0].to_string(),
-        format!(
-            "mlx5_0 (permission denied: /dev/infiniband/uverbs0 has mode {mode:04o} and owner \
-             {owner}, this process is user {uid})"
-        )
+    let text = format!(
+        "mlx5_0 (permission denied: /dev/infiniband/uverbs0 has mode {mode:04o} and owner {owner}, \
+         this process is user {uid}"
     );
+    assert!(found[0].to_string().starts_with(&text), "{}", found[0]);
+    let of = |mode, uid| {
+        let path = PathBuf::from("/dev/infiniband/uverbs0");
+        DeviceStatus::Permission { path, mode, owner: 0, uid }.to_string()
+    };
+    assert!(of(0o600, 1000).ends_with("mode 0600 and owner 0, this process is user 1000"));
+    for forbidden in [of(0o666, 1000), of(0o600, 0)] {
+        assert!(forbidden.ends_with("the container's device rules forbid it"), "{forbidden}");
+    }
 }
 
 #[test]
