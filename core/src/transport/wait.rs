@@ -7,7 +7,8 @@ use crate::types::Tick;
 
 impl<D: Device, S: MemReg> Transport<D, S> {
     /// Polls; if nothing has happened, waits until something does, at most `limit_ns`, and polls
-    /// again. Returns early for a lease or a drain that ends sooner.
+    /// again. Returns early for a lease or a drain that ends sooner, and now and then with nothing:
+    /// a poll may have overtaken the event that ends the wait.
     ///
     /// # Units
     /// Nanoseconds. `now` is the moment of the call: what ends by itself in the meantime is found

@@ -48,6 +48,39 @@ fn two_threads_exchange_a_segment_and_its_bytes() {
     many("two threads talk, fmr", SCHEDULES, scenario::<Fmr>);
 }
 
+#[test]
+fn two_threads_that_wait_miss_nothing() {
+    fn scenario() {
+        let Rig { mut owner, mut peer, node, peer_node } = Rig::<Frwr>::new();
+        let (e, segment) = exposed(&mut owner, Grant::PeerWrites);
+        owner.send(&segment.to_wire(), Reply::InvalidatesNothing).unwrap();
+        let two = thread::spawn(move || {
+            // Whoever steps the fabric, the message is there when nothing moves any more.
+            wait(&mut peer);
+            let op = answer(&mut peer).expect("it was woken for the message");
+            wait(&mut peer);
+            assert_eq!(peer.take(op).unwrap().result, Ok(64));
+            peer
+        });
+        wait(&mut owner);
+        let mut peer = two.join().unwrap();
+        assert_eq!(super::rig::back(&mut owner, e).into_first().unwrap()[..], MARK);
+        quiet(&mut peer);
+        assert_clean(&owner, &node);
+        assert_clean(&peer, &peer_node);
+    }
+    many("two threads wait", SCHEDULES, scenario);
+}
+
+/// Waits until there is nothing more to wait for. An event that a poll has overtaken ends one wait
+/// with nothing.
+fn wait<S: MemReg>(end: &mut End<S>) {
+    let mut nothing = 0;
+    while nothing < 2 {
+        nothing = if end.wait(NOW, 0).unwrap().any() { 0 } else { nothing + 1 };
+    }
+}
+
 /// The peer's half: writes into the segment that a message brings.
 fn answer(peer: &mut End<Fmr>) -> Option<LocalOp> {
     let mut message = vec![];
