@@ -20,6 +20,7 @@ Examples:
   memreg compare --set device.profile=shallow  on a device with page lists of 16
   memreg plan                                  which strategy, with which queues, and why
   memreg probe                                 what the device does of what it says
+  memreg serve 192.168.77.1                    wait there for compare --connect 192.168.77.1
   memreg compare --trace traces                also keep each ledger of keys
   memreg audit traces/frwr.trace               and check one
   memreg --config memreg.toml config           every value and where it came from
@@ -32,6 +33,8 @@ Exit codes: 0 ok, 1 the workload failed, 2 usage or configuration, 3 no suitable
 pub(super) enum Command {
     /// Run the same transfers through every strategy, verify every byte and show what each costs.
     Compare(Compare),
+    /// Be the other process of compare --connect, on a real device.
+    Serve(Serve),
     /// Show which strategy would be opened, with which sizes, and why not another.
     Plan(Plan),
     /// Try on the device itself what each strategy needs, beside what the device says of itself.
@@ -77,6 +80,11 @@ pub(super) struct Compare {
     /// covered whole, also if that takes more.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=OPS_MOST))]
     pub ops: Option<u32>,
+    /// Compare against memreg serve at this address, in another process or on another host; needs a
+    /// real device on both sides. Names, IPv4, and IPv6 in brackets; port 18517 unless told
+    /// otherwise.
+    #[arg(long, value_name = "ADDR[:PORT]")]
+    pub connect: Option<String>,
     /// Write the ledger of each strategy's keys to DIR/<strategy>.trace, for memreg audit: the last
     /// few thousand events.
     #[arg(long, value_name = "DIR")]
@@ -93,6 +101,42 @@ Examples:
   memreg compare --set strategy.danger_trust_peer=true      physical as well
   memreg compare --set device.profile=no-fast-registration  why frwr is out there
   memreg compare --ops 100 --trace traces                   traces/frwr.trace and others
+  memreg compare --set device.kind=verbs --connect 192.168.77.1   against memreg serve there
+
+With --connect this process owns the memory, and the other reads and writes it. Every byte is looked
+at on both sides: the other compares a sum of all that it has read, this one every byte that the
+other writes back.
+";
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = SERVE_EXAMPLES)]
+pub(super) struct Serve {
+    #[command(flatten)]
+    common: Common,
+    /// Listen here: an address of the RDMA device, or 0.0.0.0 or [::] for all; port 18517 unless
+    /// told otherwise, 0 for a free one.
+    #[arg(value_name = "ADDR[:PORT]")]
+    pub address: String,
+    /// End when the first client has left, and print what was done.
+    #[arg(long)]
+    pub once: bool,
+    /// Give a client up that is silent for so many seconds.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60,
+          value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub patience: u64,
+}
+
+const SERVE_EXAMPLES: &str = "\
+Examples:
+  memreg serve 192.168.77.1 --set device.kind=verbs
+  memreg serve 0.0.0.0:7000 --set device.kind=verbs --set memory.max_payload=16MiB
+  memreg serve 192.168.77.1 --once --json --set device.kind=verbs
+
+Serves any number of clients, one operation of memory.max_payload bytes at most each, until it is
+ended by a signal; nothing is left on the device. A client that says what makes no sense, falls
+silent or dies is told apart on stderr, and the next one is served.
+Exit codes: 0 the client of --once was served, 1 something went wrong with it, 2 usage or
+configuration, 3 no suitable device, or no RDMA CM.
 ";
 
 #[derive(Debug, clap::Args)]
@@ -175,6 +219,7 @@ impl Args {
     pub fn common(&self) -> Common {
         let after = match &self.command {
             Command::Compare(c) => &c.common,
+            Command::Serve(c) => &c.common,
             Command::Plan(c) => &c.common,
             Command::Probe(c) => &c.common,
             Command::Audit(c) => &c.common,

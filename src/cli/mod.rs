@@ -3,8 +3,10 @@
 //! stdout carries the result and nothing else, stderr everything else. A plugin's own program is
 //! three lines: `use the_plugin as _;` and a `main` that returns [`run`].
 
+mod address;
 mod args;
 mod audit;
+mod bytes;
 mod clock;
 mod compare;
 mod devices;
@@ -13,6 +15,7 @@ mod host;
 mod plan;
 mod probe;
 mod progress;
+mod serve;
 mod show_config;
 mod strategies;
 mod table;
@@ -84,6 +87,7 @@ fn dispatch(args: &Args) -> Result<Answer, Failure> {
         Command::Plan(_) => plan::run(&load(&common, ALSO_USES)?.settings, common.json),
         Command::Probe(_) => probe::run(&load(&common, ALSO_USES)?.settings, common.json),
         Command::Audit(c) => audit::run(c, common.json),
+        Command::Serve(c) => serve::run(&load(&common, ALSO_USES)?.settings, c, common.json),
         Command::Compare(c) => compare::run(&load(&common, ALSO_USES)?, c, common.json),
     }
 }

@@ -16,7 +16,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 const LIMIT_NS: u64 = 5_000_000_000;
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(40);
 
 /// A listener, and a clock for all that waits.
 struct Net {
@@ -372,4 +372,74 @@ fn h_06_cm_a_hundred_connections_leave_nothing_behind() {
     drop((owner, peer));
     assert_eq!(open_files(), before, "descriptors are left");
     net.close();
+}
+
+/// For the virtual machine's script: what `memreg serve` at the device's address has to stand.
+#[test]
+#[ignore = "needs a server of ten seconds' patience"]
+fn bad_clients_of_serve() {
+    let Some(dev) = device() else { return };
+    let to = address(&dev, 18517);
+    let start = Instant::now();
+    let now = || Tick(u64::try_from(start.elapsed().as_nanos()).unwrap());
+    let options = OpenOptions::default();
+    let open = || -> Side { Transport::open(dev.clone(), Fmr::new().into(), &options).unwrap() };
+    let dial = |t: &mut Side, data: Data<'_>| {
+        let mut c = Connecting::start(t, to, data, LIMIT_NS).unwrap();
+        loop {
+            if let Some(done) = c.poll(t, now())? {
+                return Ok::<_, CmError>(done);
+            }
+            c.wait(Duration::from_millis(10)).unwrap();
+        }
+    };
+    let mut t = open();
+    let version_9 = *b"mreg\x09\x01\x00\x00\x00\x00\x00\x01\x00\x00\x10\x00";
+    for data in [
+        Data::Raw(&[0xee; 56]),
+        Data::Raw(&[]),
+        Data::Raw(&version_9),
+        Data::Hello(b"something else"),
+        Data::Hello(b"c\x09newer   "),
+        Data::Hello(b"c\x01\xff\xff\xff\xff\xff\xff\xff\xff"),
+    ] {
+        let e = dial(&mut t, data).unwrap_err();
+        println!("{e}");
+        assert!(matches!(e, CmError::Rejected { text: Some(_), .. }), "{e}");
+    }
+    // A greeting that is right, and then garbage, and then silence.
+    let terms = b"c\x01\x00\x00\x00\x00\x00\x00\x10\x00";
+    dial(&mut t, Data::Hello(terms)).unwrap();
+    for garbage in [&b"garbage"[..], &[0xff; 4000], &[]] {
+        t.send(garbage, Reply::InvalidatesNothing).unwrap();
+        let mut answer = vec![];
+        while t.recv(&mut answer).is_none() {
+            t.drive(now()).unwrap();
+            assert!(start.elapsed() < PATIENCE, "{t:?}");
+        }
+        println!("{}", String::from_utf8_lossy(&answer[20..]));
+        assert_eq!(answer[0], 2);
+    }
+    let silent = Instant::now();
+    while !is_down(&t) {
+        t.drive(now()).unwrap();
+        assert!(start.elapsed() < PATIENCE, "{t:?}");
+    }
+    assert_eq!(*t.state(), State::Down(DownCause::PeerGone));
+    println!("given up after {} s of silence", silent.elapsed().as_secs());
+    drop(t);
+    // Memory that is not there, and a death in the middle.
+    let mut t = open();
+    dial(&mut t, Data::Hello(terms)).unwrap();
+    let exposed = t.expose(DmaBuf::new(4096).unwrap(), Grant::PeerReads).unwrap();
+    let mut forged = t.segments(&exposed).unwrap()[0];
+    forged.addr ^= 1 << 40;
+    let message = [&[1u8; 1][..], &[0; 11], &forged.to_wire()].concat();
+    t.send(&message, Reply::InvalidatesNothing).unwrap();
+    while !is_down(&t) {
+        t.drive(now()).unwrap();
+        assert!(start.elapsed() < PATIENCE, "{t:?}");
+    }
+    drop(t);
+    assert_eq!(dev.objects(), VerbsObjects::default(), "left on {}", dev.name());
 }

@@ -4,6 +4,7 @@
 //! - [`bench`]: the devices
 //! - [`data`]: the bytes
 //! - [`pair`]: an owner and a peer, and one operation between them
+//! - `dial`, `there`: with a peer in another process
 //! - [`figures`]: what it cost
 //! - [`report`], [`text`]: the result
 //! - [`traces`]: the ledgers of the owners' keys
@@ -13,11 +14,15 @@
 
 mod bench;
 mod data;
+#[cfg(all(feature = "verbs", target_os = "linux"))]
+mod dial;
 mod figures;
 mod pair;
 mod plan;
 mod report;
 mod text;
+#[cfg(any(test, all(feature = "verbs", target_os = "linux")))]
+mod there;
 mod traces;
 
 use super::failure::Failure;

@@ -1,4 +1,5 @@
-//! An owner with the strategy under comparison, a peer, and one operation between them.
+//! An owner with the strategy under comparison, a peer, and one operation between them. The peer
+//! is here, in this process, or there, in another one.
 
 use super::bench::verb_calls;
 use super::figures::{Counters, Done};
@@ -6,6 +7,8 @@ use crate::Transport;
 use crate::cli::clock;
 use anyhow::anyhow;
 use memreg_core::device::AnyDevice;
+#[cfg(all(feature = "verbs", target_os = "linux"))]
+use memreg_core::device::verbs::cm::CmError;
 use memreg_core::drive::{connect_pair, settle};
 use memreg_core::mem::DmaBuf;
 use memreg_core::sizing::Ask;
@@ -21,14 +24,22 @@ use std::time::Duration;
 /// Both ends.
 #[derive(Debug)]
 pub(super) struct Pair {
-    owner: Transport,
-    peer: Transport,
+    pub(super) owner: Transport,
+    /// `None`: it is in another process, where `memreg serve` does what it is told.
+    here: Option<Here>,
     layout: Layout,
     /// All are there between operations; an operation that fails keeps them.
     owner_bufs: Vec<DmaBuf>,
-    peer_buf: Option<DmaBuf>,
-    message: Vec<u8>,
+    pub(super) message: Vec<u8>,
     segments: Vec<Segment>,
+}
+
+/// The other end, in this process, which drives it too.
+#[derive(Debug)]
+struct Here {
+    t: Transport,
+    /// Away only during an operation, or after one that failed.
+    buf: Option<DmaBuf>,
 }
 
 /// How the owner's bytes lie in memory.
@@ -74,6 +85,12 @@ pub(super) enum PairError {
     Open(#[from] OpenError),
     #[error(transparent)]
     Connect(#[from] ConnectError),
+    #[cfg(all(feature = "verbs", target_os = "linux"))]
+    #[error(transparent)]
+    Cm(#[from] CmError),
+    #[cfg(all(feature = "verbs", target_os = "linux"))]
+    #[error(transparent)]
+    Answer(anyhow::Error),
 }
 
 /// The software device has no clock; nothing here waits for one.
@@ -93,15 +110,18 @@ impl Pair {
         let options = OpenOptions { ask, ..OpenOptions::default() };
         let mut peer = Transport::open(peer, Fmr::new().into(), &options)?;
         connect_pair(&mut owner, &mut peer)?;
-        Ok(Pair {
-            owner,
-            peer,
-            layout: Layout::Whole,
-            owner_bufs: vec![],
-            peer_buf: None,
-            message: vec![],
-            segments: vec![],
-        })
+        Ok(Pair::new(owner, Some(Here { t: peer, buf: None })))
+    }
+
+    /// Takes over an owner that is connected to a peer in another process.
+    #[cfg(any(test, all(feature = "verbs", target_os = "linux")))]
+    pub fn across(owner: Transport) -> Pair {
+        Pair::new(owner, None)
+    }
+
+    fn new(owner: Transport, here: Option<Here>) -> Pair {
+        let (owner_bufs, message, segments) = (vec![], vec![], vec![]);
+        Pair { owner, here, layout: Layout::Whole, owner_bufs, message, segments }
     }
 
     /// Replaces the buffers with some for operations of at most this size.
@@ -111,7 +131,9 @@ impl Pair {
         for range in layout.ranges(size) {
             self.owner_bufs.push(DmaBuf::new(range.end)?);
         }
-        self.peer_buf = Some(DmaBuf::new(size)?);
+        if let Some(here) = &mut self.here {
+            here.buf = Some(DmaBuf::new(size)?);
+        }
         Ok(())
     }
 
@@ -132,41 +154,38 @@ impl Pair {
     pub fn operation(&mut self, data: &[u8]) -> anyhow::Result<Done> {
         let most = usize::try_from(self.owner.limits().max_payload_bytes).unwrap_or(usize::MAX);
         let mut done = Done::default();
-        for grant in [Grant::PeerReads, Grant::PeerWrites] {
-            let mut at = 0;
-            while at < data.len() {
-                let part = &data[at..data.len().min(at.saturating_add(most))];
+        let mut at = 0;
+        while at < data.len() {
+            let part = &data[at..data.len().min(at.saturating_add(most))];
+            for grant in [Grant::PeerReads, Grant::PeerWrites] {
                 done.time += self.pass(grant, part, part).map_err(|e| moved(e, at))?;
                 done.exposures += 1;
-                at += part.len();
             }
+            at += part.len();
         }
         Ok(done)
     }
 
     /// One exposure: `data` is sent, `expected` must arrive. Returns the time without filling and
     /// comparing buffers.
-    fn pass(&mut self, grant: Grant, data: &[u8], expected: &[u8]) -> anyhow::Result<Duration> {
+    pub(super) fn pass(
+        &mut self,
+        grant: Grant,
+        data: &[u8],
+        expected: &[u8],
+    ) -> anyhow::Result<Duration> {
         let reads = grant == Grant::PeerReads;
-        let ranges = self.layout.ranges(data.len());
-        let (mut ours, mut theirs) = self.take_buffers(&ranges)?;
         // What is not transferred can then not be right by chance.
         let wrong: Vec<u8> = expected.iter().map(|b| !b).collect();
         let (at_owner, at_peer) = if reads { (data, &wrong[..]) } else { (&wrong[..], data) };
+        let ranges = self.layout.ranges(data.len());
+        let mut ours = self.take_buffers(&ranges)?;
         scatter(at_owner, &mut ours, &ranges);
-        theirs[..data.len()].copy_from_slice(at_peer);
         let ours: Buffers = ours.into_iter().zip(ranges).collect();
-
-        let start = clock::now();
-        let exposed = self.announce(ours, grant)?;
-        let theirs = self.access(theirs, data.len(), reads)?;
-        let mut time = start.elapsed();
-        if reads {
-            compare("peer reads", 0, &theirs, expected)?;
-        }
-        let start = clock::now();
-        let ours = self.take_back(exposed)?;
-        time += start.elapsed();
+        let (ours, time) = match self.here {
+            Some(_) => self.pass_here(ours, grant, at_peer, expected)?,
+            None => self.pass_there(ours, grant, expected)?,
+        };
         let what = if reads { "owner's bytes after the peer read" } else { "peer writes" };
         let mut at = 0;
         for (buf, range) in ours {
@@ -175,26 +194,62 @@ impl Pair {
             compare(what, at - range.len(), buf.get(range).unwrap_or_default(), piece)?;
             self.owner_bufs.push(buf);
         }
-        self.peer_buf = Some(theirs);
         if at == expected.len() {
             return Ok(time);
         }
         Err(anyhow!("{what}: {at} bytes of {} came back", expected.len()))
     }
 
-    fn take_buffers(&mut self, ranges: &[Range<usize>]) -> anyhow::Result<(Vec<DmaBuf>, DmaBuf)> {
-        let enough = self.owner_bufs.len() >= ranges.len();
-        let theirs = self.peer_buf.take().filter(|_| enough);
-        let theirs = theirs.ok_or_else(|| anyhow!("buffers of an earlier operation are lost"))?;
-        // A short last operation may need fewer pieces; the others are not needed again.
-        self.owner_bufs.truncate(ranges.len());
-        Ok((std::mem::take(&mut self.owner_bufs), theirs))
+    /// With a peer in this process, whose bytes are compared as well.
+    fn pass_here(
+        &mut self,
+        ours: Buffers,
+        grant: Grant,
+        at_peer: &[u8],
+        expected: &[u8],
+    ) -> anyhow::Result<(Buffers, Duration)> {
+        let reads = grant == Grant::PeerReads;
+        let theirs = self.here.as_mut().and_then(|here| here.buf.take());
+        let mut theirs = theirs.ok_or_else(lost)?;
+        theirs[..at_peer.len()].copy_from_slice(at_peer);
+        let start = clock::now();
+        let exposed = self.announce(ours, grant, &[])?;
+        let arrived = |p: &mut Pair| (p.here.as_ref()?.t.messages_waiting() > 0).then_some(());
+        self.wait("the peer got no message", arrived)?;
+        let theirs = self.access(theirs, at_peer.len(), reads)?;
+        let mut time = start.elapsed();
+        if reads {
+            compare("peer reads", 0, &theirs, expected)?;
+        }
+        if let Some(here) = &mut self.here {
+            here.buf = Some(theirs);
+        }
+        let start = clock::now();
+        self.reply()?;
+        let ours = self.take_back(exposed)?;
+        time += start.elapsed();
+        Ok((ours, time))
     }
 
-    /// Owner: exposes and tells the peer the segments.
-    fn announce(&mut self, buffers: Buffers, grant: Grant) -> anyhow::Result<Exposed> {
+    fn take_buffers(&mut self, ranges: &[Range<usize>]) -> anyhow::Result<Vec<DmaBuf>> {
+        if self.owner_bufs.len() < ranges.len() {
+            return Err(lost());
+        }
+        // A short last operation may need fewer pieces; the others are not needed again.
+        self.owner_bufs.truncate(ranges.len());
+        Ok(std::mem::take(&mut self.owner_bufs))
+    }
+
+    /// Owner: exposes and tells the peer the segments, after what else it has to say.
+    pub(super) fn announce(
+        &mut self,
+        buffers: Buffers,
+        grant: Grant,
+        head: &[u8],
+    ) -> anyhow::Result<Exposed> {
         let exposed = self.owner.expose(buffers, grant)?;
         self.message.clear();
+        self.message.extend_from_slice(head);
         for segment in self.owner.segments(&exposed)? {
             self.message.extend_from_slice(&segment.to_wire());
         }
@@ -203,17 +258,16 @@ impl Pair {
         } else {
             self.owner.send(&self.message, Reply::InvalidatesNothing)?;
         }
-        self.wait("the peer got no message", |p| (p.peer.messages_waiting() > 0).then_some(()))?;
         Ok(exposed)
     }
 
-    /// Peer: reads the segments it was told of into its buffer, or writes the buffer into them, and
-    /// replies; invalidates the first key on the way where the strategy allows it.
+    /// Peer: reads the segments it was told of into its buffer, or writes the buffer into them.
     fn access(&mut self, mut buf: DmaBuf, len: usize, reads: bool) -> anyhow::Result<DmaBuf> {
-        self.peer.recv(&mut self.message);
+        let here = self.here.as_mut().ok_or_else(lost)?;
+        here.t.recv(&mut self.message);
         self.segments.clear();
         for wire in self.message.chunks(Segment::WIRE_LEN) {
-            self.segments.push(self.peer.import(wire)?);
+            self.segments.push(here.t.import(wire)?);
         }
         let mut at = 0usize;
         for i in 0..self.segments.len() {
@@ -221,12 +275,14 @@ impl Pair {
             let end = usize::try_from(segment.len).ok().and_then(|n| at.checked_add(n));
             let end = end.filter(|end| *end <= len).ok_or_else(|| anyhow!("segments overlap"))?;
             let part = (buf, at..end);
+            let peer = &mut self.here.as_mut().ok_or_else(lost)?.t;
             let op = match reads {
-                true => self.peer.read(&segment, 0, part)?,
-                false => self.peer.write(&segment, 0, part)?,
+                true => peer.read(&segment, 0, part)?,
+                false => peer.write(&segment, 0, part)?,
             };
             let mut op = Some(op);
-            let done = self.wait("the peer's access did not end", |p| p.taken(&mut op))?;
+            let done =
+                self.wait("the peer's access did not end", |p| p.here.as_mut()?.taken(&mut op))?;
             done.result?;
             buf = done.buffers.into_first().ok_or_else(|| anyhow!("the peer's buffer is lost"))?;
             at = end;
@@ -237,32 +293,28 @@ impl Pair {
         Ok(buf)
     }
 
-    /// Peer: replies. Owner: takes the reply, then the access and the bytes back.
-    fn take_back(&mut self, exposed: Exposed) -> anyhow::Result<Buffers> {
-        match self.segments.first() {
-            Some(first) if self.owner.limits().remote_invalidation => {
-                self.peer.send_with_inv(&[], first)?;
-            }
-            _ => self.peer.send(&[], Reply::InvalidatesNothing)?,
+    /// Peer: replies; invalidates the first key on the way where the strategy allows it.
+    fn reply(&mut self) -> anyhow::Result<()> {
+        let first = self.segments.first().filter(|_| self.owner.limits().remote_invalidation);
+        let here = self.here.as_mut().ok_or_else(lost)?;
+        match first {
+            Some(first) => here.t.send_with_inv(&[], first)?,
+            None => here.t.send(&[], Reply::InvalidatesNothing)?,
         }
-        let mut bytes = vec![];
+        Ok(())
+    }
+
+    /// Owner: takes the reply, which is then in `message`, and after it the access and the bytes
+    /// back.
+    pub(super) fn take_back(&mut self, exposed: Exposed) -> anyhow::Result<Buffers> {
+        let mut bytes = std::mem::take(&mut self.message);
         let reply = self.wait("the owner got no message", |p| p.owner.recv(&mut bytes))?;
+        self.message = bytes;
         self.owner.revoke(&exposed, NoReply::Arrived(&reply.token))?;
         self.wait("the owner's access did not end", |p| {
             (p.owner.exposure_state(&exposed) == Ok(ExposureState::Fenced)).then_some(())
         })?;
         Ok(self.owner.reclaim(exposed)?)
-    }
-
-    /// The peer's access, once it has ended.
-    fn taken(&mut self, op: &mut Option<LocalOp>) -> Option<LocalDone> {
-        match self.peer.take(op.take()?) {
-            Ok(done) => Some(done),
-            Err(e) => {
-                *op = Some(e.op);
-                None
-            }
-        }
     }
 
     /// Drives both ends until `done` finds what it looks for. The software device has come to rest
@@ -272,23 +324,47 @@ impl Pair {
         missing: &str,
         mut done: impl FnMut(&mut Pair) -> Option<T>,
     ) -> anyhow::Result<T> {
-        let start = clock::now();
+        let (start, mut rounds) = (clock::now(), 0u64);
         loop {
-            settle(NOW, &mut [&mut self.owner, &mut self.peer])?;
+            match &mut self.here {
+                Some(here) => settle(NOW, &mut [&mut self.owner, &mut here.t])?,
+                None => settle(NOW, &mut [&mut self.owner])?,
+            };
             if let Some(found) = done(self) {
                 return Ok(found);
             }
-            let at_rest = matches!(self.owner.device(), AnyDevice::Sim(_));
             let down = |t: &Transport| matches!(t.state(), State::Down(_));
-            if at_rest || down(&self.owner) || down(&self.peer) || start.elapsed() > PATIENCE {
+            let over = self.here.as_ref().is_some_and(|here| {
+                down(&here.t) || matches!(self.owner.device(), AnyDevice::Sim(_))
+            });
+            if over || down(&self.owner) || start.elapsed() > PATIENCE {
                 return Err(self.silence(missing));
+            }
+            // Where there are few processors, the other process needs one too.
+            rounds += 1;
+            if self.here.is_none() && rounds > SPINS {
+                std::thread::yield_now();
             }
         }
     }
 
+    /// Nothing connects to another process in this build.
+    #[cfg(not(any(test, all(feature = "verbs", target_os = "linux"))))]
+    fn pass_there(
+        &mut self,
+        _: Buffers,
+        _: Grant,
+        _: &[u8],
+    ) -> anyhow::Result<(Buffers, Duration)> {
+        Err(lost())
+    }
+
     /// What should have come did not: says why, if a connection knows.
     fn silence(&self, missing: &str) -> anyhow::Error {
-        let states = [("owner", self.owner.state()), ("peer", self.peer.state())];
+        let mut states = vec![("owner", self.owner.state())];
+        if let Some(here) = &self.here {
+            states.push(("peer", here.t.state()));
+        }
         let down = states.iter().find_map(|(side, state)| match state {
             State::Down(cause) => Some(format!(": the {side}'s connection is down: {cause}")),
             _ => None,
@@ -297,8 +373,27 @@ impl Pair {
     }
 }
 
+impl Here {
+    /// An access, once it has ended.
+    fn taken(&mut self, op: &mut Option<LocalOp>) -> Option<LocalDone> {
+        match self.t.take(op.take()?) {
+            Ok(done) => Some(done),
+            Err(e) => {
+                *op = Some(e.op);
+                None
+            }
+        }
+    }
+}
+
+fn lost() -> anyhow::Error {
+    anyhow!("buffers of an earlier operation are lost")
+}
+
 /// Longer than any retry of a connection.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// Rounds without news before the processor is offered to others.
+const SPINS: u64 = 1000;
 /// One operation is in flight at a time.
 const PEER_CREDITS: u32 = 4;
 

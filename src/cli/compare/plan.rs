@@ -5,14 +5,16 @@ use super::data::Data;
 use super::figures::{Figures, Running};
 use super::pair::{Layout, Pair, PairError};
 use crate::OpenError;
-use crate::cli::args;
 use crate::cli::failure::{Failure, chain};
+use crate::cli::serve::needs_a_real_device;
+use crate::cli::{address, args};
 use crate::open::{build_options, wanted};
 use anyhow::anyhow;
 use memreg_config::{Settings, parse_size, rounded_size};
 use memreg_core::transport::error::OpenError as TransportError;
 use memreg_selector::{Candidate, SelectError, Tried, candidates, rechoose};
-use memreg_strategies::Registry;
+use memreg_strategies::{Registry, Strategy};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 /// All that is known before the first transfer.
@@ -26,6 +28,8 @@ pub(super) struct Plan {
     pub contenders: Vec<Contender>,
     /// In the order in which they were asked for.
     pub sizes: Vec<Size>,
+    /// Where the peer is, if it is in another process.
+    pub connect: Option<SocketAddr>,
     /// Why nothing is transferred at all.
     pub refusal: Option<Failure>,
 }
@@ -94,9 +98,11 @@ impl Plan {
     /// Opens the device once per strategy and asks each whether it can work there.
     pub fn make(settings: &Settings, args: &args::Compare, data: &Data) -> Result<Plan, Failure> {
         let sizes = sizes(settings, args, data)?;
+        let connect = connect(settings, args)?;
         let bench = Bench::open(settings)?;
         let registry = Registry::new().map_err(Failure::usage)?;
-        let (pairs, tried) = open_pairs(&registry, settings, &bench)?;
+        let (pairs, tried) =
+            open_pairs(&registry, settings, &bench, connect.map(|to| (to, &sizes[..])))?;
         let options = build_options(settings);
         let (ask, wanted) = (&settings.ask, wanted(settings));
         let choice = rechoose(&registry, bench.caps(), ask, &wanted, &options, &tried);
@@ -113,7 +119,7 @@ impl Plan {
             Err(e) => (None, e.candidates().to_vec(), Some(refuse(&e))),
         };
         let contenders = contenders(candidates, pairs);
-        Ok(Plan { bench, selected, contenders, sizes, refusal })
+        Ok(Plan { bench, selected, contenders, sizes, connect, refusal })
     }
 }
 
@@ -132,6 +138,7 @@ fn open_pairs(
     registry: &Registry,
     settings: &Settings,
     bench: &Bench,
+    connect: Option<(SocketAddr, &[Size])>,
 ) -> Result<(Pairs, Vec<Tried>), Failure> {
     let options = build_options(settings);
     let (mut pairs, mut tried) = (vec![], vec![]);
@@ -140,7 +147,11 @@ fn open_pairs(
             continue;
         }
         let strategy = registry.build(c.name, &options).map_err(Failure::usage)?;
-        let failed = match Pair::open(bench.ends()?, &settings.ask, strategy) {
+        let opened = match connect {
+            None => Pair::open(bench.ends()?, &settings.ask, strategy),
+            Some((to, sizes)) => dial(settings, strategy, to, sizes)?,
+        };
+        let failed = match opened {
             Ok(pair) => {
                 pairs.push((c.name, pair));
                 continue;
@@ -148,10 +159,48 @@ fn open_pairs(
             Err(PairError::Open(TransportError::Device { source, .. })) => source.to_string(),
             Err(PairError::Open(e)) => return Err(OpenError::from(e).into()),
             Err(e @ PairError::Connect(_)) => chain(&e.into()),
+            // What keeps one strategy from the peer keeps them all.
+            #[cfg(all(feature = "verbs", target_os = "linux"))]
+            Err(PairError::Cm(e)) => return Err(e.into()),
+            #[cfg(all(feature = "verbs", target_os = "linux"))]
+            Err(PairError::Answer(e)) => return Err(Failure::workload(e)),
         };
         tried.push(Tried { name: c.name.to_owned(), failed });
     }
     Ok((pairs, tried))
+}
+
+/// Where the peer is, if not here.
+fn connect(settings: &Settings, args: &args::Compare) -> Result<Option<SocketAddr>, Failure> {
+    let Some(text) = &args.connect else { return Ok(None) };
+    let to = address::parse(text, "--connect")?;
+    if to.port() == 0 {
+        return Err(Failure::usage(anyhow!("--connect {text}: nobody listens on port 0")));
+    }
+    needs_a_real_device(settings, "memreg compare --connect")?;
+    Ok(Some(to))
+}
+
+#[cfg(all(feature = "verbs", target_os = "linux"))]
+fn dial(
+    settings: &Settings,
+    strategy: Strategy,
+    to: SocketAddr,
+    sizes: &[Size],
+) -> Result<Result<Pair, PairError>, Failure> {
+    let most = sizes.iter().map(|s| s.bytes as u64).max().unwrap_or(0);
+    let device = crate::open_device(settings)?;
+    Ok(Pair::dial(device, &settings.ask, strategy, to, most))
+}
+
+#[cfg(not(all(feature = "verbs", target_os = "linux")))]
+fn dial(
+    _: &Settings,
+    _: Strategy,
+    _: SocketAddr,
+    _: &[Size],
+) -> Result<Result<Pair, PairError>, Failure> {
+    Err(OpenError::VerbsNotBuilt.into())
 }
 
 fn contenders(candidates: Vec<Candidate>, mut pairs: Pairs) -> Vec<Contender> {

@@ -35,6 +35,8 @@ pub(super) struct Header {
     pub profile: Option<String>,
     pub profile_source: Option<String>,
     pub peer_profile: Option<&'static str>,
+    /// Where the peer was, if in another process.
+    pub connect: Option<String>,
     pub seed: Option<u64>,
     pub cpu: Option<String>,
     /// Key to value and origin, for every key of the configuration.
@@ -111,6 +113,7 @@ impl Header {
             profile: profile.map(|p| p.name.to_string()),
             profile_source: profile.map(|p| p.source.to_string()),
             peer_profile: profile.map(|_| "generic"),
+            connect: plan.connect.map(|to| to.to_string()),
             seed,
             cpu: cpu(),
             settings: rows.map(|s| (s.key.clone(), setting(s))).collect(),

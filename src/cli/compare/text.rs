@@ -19,7 +19,9 @@ pub(super) fn render(r: &Report) -> String {
         }
         _ => {
             let _ = writeln!(out, "device    {}", h.name);
-            let _ = writeln!(out, "peer      the same device, strategy fmr");
+            let peer = h.connect.as_ref().map(|to| format!("memreg serve at {to}"));
+            let peer = peer.as_deref().unwrap_or("the same device");
+            let _ = writeln!(out, "peer      {peer}, strategy fmr");
         }
     }
     let _ = writeln!(out, "cpu       {}", h.cpu.as_deref().unwrap_or("unknown"));
@@ -41,7 +43,8 @@ pub(super) fn render(r: &Report) -> String {
     if !rows.is_empty() {
         let _ = writeln!(out, "\n{TITLE}");
         out.push_str(&layout(&FIGURE_HEADERS, &rows, 2));
-        let _ = writeln!(out, "\n{FOOTNOTE}");
+        let ns = if h.connect.is_some() { NS_ACROSS } else { NS_HERE };
+        let _ = writeln!(out, "\n{ns}\n{FOOTNOTE}");
     }
     out
 }
@@ -53,13 +56,19 @@ const TITLE: &str = "\
 Cost of one operation: expose, tell the peer, the peer reads, replies;
 revoke, reclaim; then the same with the peer writing. Counts are per operation, at the owner.";
 
-const FOOTNOTE: &str = "\
+const NS_HERE: &str = "\
 ns: host time of both ends in this process, without filling and comparing the buffers; that of a
-software device cannot be compared with hardware. buffers: three are three that do not join at page
-boundaries. WRs: work requests on the send queue. posts: doorbells. events: completions taken.
-verbs: registration calls, system calls on hardware; frwr's few give a region a new MR before the
-256 tags of its key repeat. keys: granted; then how they ended: by LOCAL_INV, by the peer's reply,
-by deregistration.";
+software device cannot be compared with hardware.";
+
+const NS_ACROSS: &str = "\
+ns: time at this side from expose to reclaim, less the other's for filling and checking its buffer;
+that of a software device cannot be compared with hardware.";
+
+const FOOTNOTE: &str = "\
+buffers: three are three that do not join at page boundaries. WRs: work requests on the send queue.
+posts: doorbells. events: completions taken. verbs: registration calls, system calls on hardware;
+frwr's few give a region a new MR before the 256 tags of its key repeat. keys: granted; then how they
+ended: by LOCAL_INV, by the peer's reply, by deregistration.";
 
 const FIGURE_HEADERS: [&str; 18] = [
     "device",
