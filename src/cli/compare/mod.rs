@@ -69,6 +69,10 @@ fn measure(plan: &mut Plan, data: &mut Data) -> Result<(), Failure> {
                     one(c, size.bytes, op, &bytes);
                 }
                 progress.step(|| format!("{} bytes each", size.bytes));
+                if !plan.contenders.iter().any(Contender::is_live) {
+                    // Nobody is left, for instance because the other process is gone.
+                    break;
+                }
             }
             for c in &mut plan.contenders {
                 c.finish_size(layout);

@@ -64,6 +64,11 @@ impl Contender {
         self.pair.as_mut().filter(|_| self.fault.is_none())
     }
 
+    /// Whether it is still in.
+    pub fn is_live(&self) -> bool {
+        self.pair.is_some() && self.fault.is_none()
+    }
+
     /// Its transports, also after it went wrong.
     pub fn pair(&self) -> Option<&Pair> {
         self.pair.as_ref()
