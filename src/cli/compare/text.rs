@@ -67,8 +67,8 @@ that of a software device cannot be compared with hardware.";
 const FOOTNOTE: &str = "\
 buffers: three are three that do not join at page boundaries. WRs: work requests on the send queue.
 posts: doorbells. events: completions taken. verbs: registration calls, system calls on hardware;
-frwr's few give a region a new MR before the 256 tags of its key repeat. keys: granted; then how they
-ended: by LOCAL_INV, by the peer's reply, by deregistration.";
+frwr's few give a region a new MR before the 256 tags of its key repeat. keys: granted; then how
+they ended: by LOCAL_INV, by the peer's reply, by deregistration.";
 
 const FIGURE_HEADERS: [&str; 18] = [
     "device",
