@@ -1,10 +1,10 @@
 //! A device whose completions and events are made up.
 
 use super::input::Input;
-use super::rig::{Rig, buffer};
+use super::rig::{By, Rig, buffer};
 use memreg::core::device::{AsyncEvent, Wc, WcError, WcStatus, WcSuccess};
 use memreg::core::types::{QpId, Rkey, WrId};
-use memreg::{Caps, Exposed, ExposureState, Grant, LocalOp, NoReply, Reply};
+use memreg::{Exposed, ExposureState, Grant, LocalOp, NoReply, Reply};
 
 /// A list of operations, and among them completions and events that the device makes up.
 ///
@@ -12,17 +12,13 @@ use memreg::{Caps, Exposed, ExposureState, Grant, LocalOp, NoReply, Reply};
 /// ledger claims nothing beyond what the device has answered.
 pub fn completions(data: &[u8]) {
     let mut input = Input(data);
-    let windows = input.byte() & 1 == 1;
-    let caps = match windows {
-        false => Caps::default(),
-        true => Caps {
-            max_fast_reg_page_list_len: 0,
-            mem_window_type_2b: true,
-            max_mw: 1000,
-            ..Caps::default()
-        },
+    let by = match input.byte() & 3 {
+        0 => By::PageLists,
+        1 => By::Windows,
+        2 => By::Verbs,
+        _ => By::BounceArena,
     };
-    let mut run = Run { rig: Rig::new(caps), held: vec![], ops: vec![], lied_gone: false };
+    let mut run = Run { rig: Rig::new(by), held: vec![], ops: vec![], lied_gone: false };
     for _ in 0..OPS {
         if input.is_empty() {
             break;
@@ -77,9 +73,15 @@ impl Run {
     fn expose(&mut self, input: &mut Input<'_>) {
         let choice = input.byte();
         let grant = if choice & 1 == 0 { Grant::PeerReads } else { Grant::PeerWrites };
-        if let Ok(e) = self.rig.owner.expose(buffer(LEN, 7), grant) {
-            self.held.push(e);
-        }
+        let owner = &mut self.rig.owner;
+        let exposed = match choice & 4 {
+            0 => owner.expose(buffer(LEN, 7), grant),
+            _ => {
+                let until = self.rig.now.after(input.byte().into());
+                owner.expose_until(buffer(LEN, 7), grant, until)
+            }
+        };
+        self.held.extend(exposed);
         if choice & 2 == 0 {
             let _ = self.rig.owner.flush();
         }

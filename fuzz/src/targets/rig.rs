@@ -2,10 +2,12 @@
 
 use memreg::core::device::fault::{FaultPlan, Faulty};
 use memreg::core::sizing::Ask;
-use memreg::strategies::{Fmr, Frwr};
-use memreg::{Caps, DmaBuf, Driven, Fabric, OpenOptions, SimDevice, State, Tick, connect_pair};
+use memreg::strategies::{Fmr, Frwr, Physical};
+use memreg::{
+    Caps, DmaBuf, Driven, Fabric, MemReg, OpenOptions, SimDevice, State, Tick, connect_pair,
+};
 
-pub type Owner = memreg::core::Transport<Faulty<SimDevice>, Frwr>;
+pub type Owner = memreg::core::Transport<Faulty<SimDevice>, Box<dyn MemReg>>;
 pub type Peer = memreg::core::Transport<SimDevice, Fmr>;
 
 pub struct Rig {
@@ -16,16 +18,53 @@ pub struct Rig {
     pub now: Tick,
 }
 
+/// How the owner grants access.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum By {
+    PageLists,
+    Windows,
+    Verbs,
+    BounceArena,
+}
+
+impl By {
+    fn caps(self) -> Caps {
+        match self {
+            By::Windows => Caps {
+                max_fast_reg_page_list_len: 0,
+                mem_window_type_2b: true,
+                max_mw: 1000,
+                ..Caps::default()
+            },
+            _ => Caps::default(),
+        }
+    }
+
+    fn strategy(self) -> Box<dyn MemReg> {
+        match self {
+            By::PageLists | By::Windows => Box::new(Frwr::default()),
+            By::Verbs => Box::new(Fmr::default()),
+            By::BounceArena => Box::new(Physical::new(true)),
+        }
+    }
+}
+
 impl Rig {
     /// Connected. Small queues, so that few bytes of input reach their ends.
-    pub fn new(caps: Caps) -> Rig {
+    pub fn new(by: By) -> Rig {
         let fabric = Fabric::new(1);
-        let node = fabric.add_node("owner", caps);
+        let node = fabric.add_node("owner", by.caps());
         let plan = FaultPlan::new();
-        let ask = Ask { credits: 4, max_message_bytes: 64, ..Ask::default() };
+        let ask = Ask {
+            credits: 4,
+            max_payload_bytes: 4096,
+            max_message_bytes: 64,
+            danger_trust_peer: by == By::BounceArena,
+            ..Ask::default()
+        };
         let options = OpenOptions { ask, drain_limit_ns: 1000, ..OpenOptions::default() };
         let device = Faulty::new(node.clone(), plan.clone());
-        let owner = Owner::open(device, Frwr::default(), &options).unwrap();
+        let owner = Owner::open(device, by.strategy(), &options).unwrap();
         let peer = fabric.add_node("peer", Caps::default());
         let peer = Peer::open(peer, Fmr::default(), &options).unwrap();
         let mut rig = Rig { owner, peer, plan, node, now: Tick(1) };

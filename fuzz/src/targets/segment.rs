@@ -1,9 +1,9 @@
 //! The wire form of a segment, as a hostile peer may send it.
 
 use super::input::Input;
-use super::rig::{Rig, buffer};
+use super::rig::{By, Rig, buffer};
+use memreg::Grant;
 use memreg::core::types::{Epoch, Segment};
-use memreg::{Caps, Grant};
 
 /// The epoch that is current, an offset, a length and a choice, then the wire form.
 ///
@@ -21,7 +21,7 @@ pub fn segment(data: &[u8]) {
 }
 
 fn use_it(decoded: Segment, at: u64, len: u8, choice: u8) {
-    let mut rig = Rig::new(Caps::default());
+    let mut rig = Rig::new(By::PageLists);
     let exposed = rig.peer.expose(buffer(64, 7), Grant::PeerWrites).unwrap();
     rig.peer.flush().unwrap();
     rig.settle();
