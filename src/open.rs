@@ -50,12 +50,12 @@ pub enum OpenError {
     #[error(transparent)]
     Registry(#[from] RegistryError),
     /// The ordering that is wanted and the device contradict each other.
-    #[error("{device}: {source}")]
+    #[error("{device}: {why}")]
     Ordering {
         /// The device.
         device: String,
         /// The setting, and why it cannot be had.
-        source: OrderingConflict,
+        why: OrderingConflict,
     },
     /// No strategy to use; it has the reason for each.
     #[error(transparent)]
@@ -224,7 +224,7 @@ pub enum ShareError {
 /// [`OpenError::Ordering`].
 pub(crate) fn ordering(device: &AnyDevice, settings: &Settings) -> Result<OrderingPlan, OpenError> {
     let plan = settings.relaxed_ordering.plan(&device.caps());
-    plan.map_err(|source| OpenError::Ordering { device: device.name(), source })
+    plan.map_err(|why| OpenError::Ordering { device: device.name(), why })
 }
 
 /// What the software device of these settings resembles: profile, file and overrides merged.

@@ -67,7 +67,7 @@ impl From<OpenError> for Failure {
         match e {
             OpenError::UnknownProfile { .. }
             | OpenError::Ordering {
-                source: OrderingConflict { setting: RelaxedOrdering::Off, .. },
+                why: OrderingConflict { setting: RelaxedOrdering::Off, .. },
                 ..
             }
             | OpenError::Registry(_)

@@ -242,7 +242,7 @@ mod tests {
             "device    n1 port 2, chosen: the only usable device with an active port\n\
              gid       1: fe80::1 RoCE v2, link-local\n"
         );
-        let bounds = "quirk     the bounds of a window are not enforced: ";
+        let bounds = "quirk     the bounds of a window are not enforced; here, ";
         assert!(shown.quirks().lines().any(|l| l.starts_with(bounds)), "{}", shown.quirks());
         assert!(shown.warning.unwrap().contains("gid_index 1 is link-local"));
         assert_eq!(shown.gids, ["1: fe80::1 RoCE v2, link-local"]);

@@ -235,6 +235,7 @@ fn b58_b59_ordering_and_device_are_held_against_each_other() {
     assert_eq!((said, tried.stderr.lines().count()), (1, 1), "once: {}", tried.stderr);
     let required = with("--set device.relaxed_ordering=require");
     assert_eq!(required.code, Some(3), "{}", required.stderr);
+    assert_eq!(required.stderr.matches("cannot be had").count(), 1, "{}", required.stderr);
     let mandatory = "--set device.caps.relaxed_ordering=true \
                      --set device.caps.relaxed_ordering_always=true";
     for setting in ["auto", "try", "require"] {

@@ -86,7 +86,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         check_messages(&caps, &options.ask, &limits).map_err(sized)?;
         let ordering = options.relaxed_ordering.plan(&caps);
         let ordering =
-            ordering.map_err(|source| OpenError::Ordering { device: device.name(), source })?;
+            ordering.map_err(|why| OpenError::Ordering { device: device.name(), why })?;
         if let Some(note) = ordering.note {
             tracing::info!(device = device.name(), "device.relaxed_ordering: {note}");
         }

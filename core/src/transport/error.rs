@@ -114,12 +114,12 @@ pub enum OpenError {
         source: DeviceError,
     },
     /// The ordering that is wanted and the device contradict each other.
-    #[error("{device}: {source}")]
+    #[error("{device}: {why}")]
     Ordering {
         /// The device.
         device: String,
         /// The setting, and why it cannot be had.
-        source: OrderingConflict,
+        why: OrderingConflict,
     },
     /// A verb failed.
     #[error("opening a transport with strategy {name}")]

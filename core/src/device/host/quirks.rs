@@ -79,7 +79,7 @@ fn version(release: &str) -> Option<Kernel> {
 
 impl fmt::Display for Quirk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.what, self.guard)
+        write!(f, "{}; here, {}", self.what, self.guard)
     }
 }
 

@@ -84,9 +84,9 @@ pub(super) enum RawEvent {
 /// Attributes that the older query does not have, beside two that both have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Extended {
-    /// As in [`Caps`](crate::Caps).
+    /// As in [`Caps`](crate::device::Caps).
     pub max_mr_size: u64,
-    /// As in [`Caps`](crate::Caps).
+    /// As in [`Caps`](crate::device::Caps).
     pub max_qp_wr: u32,
     /// All capability bits: the lower half is that of the older query.
     pub cap_flags: u64,
