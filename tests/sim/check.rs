@@ -2,6 +2,7 @@
 
 use super::side::Side;
 use super::world::World;
+use memreg_core::device::sim::SimCounters;
 use memreg_core::device::{Device, QpState};
 use memreg_core::transport::{ExposureState, State};
 use memreg_core::types::Segment;
@@ -10,27 +11,16 @@ use std::collections::BTreeMap;
 impl World {
     /// All invariants, of every side and every node.
     pub fn check(&mut self) {
-        let mut live = BTreeMap::new();
-        for conn in &mut self.conns {
-            for side in &mut conn.sides {
-                side.book.read(side.t.ledger());
-                check_exposures(side);
-                check_counts(side);
-                side.check_spares();
-                *live.entry(side.node.id().0).or_insert(0) += side.book.live_by_wr();
-            }
+        let mut nodes = BTreeMap::new();
+        for side in self.conns.iter_mut().flat_map(|c| &mut c.sides) {
+            side.book.read(side.t.ledger());
+            check_exposures(side);
+            check_counts(side);
+            side.check_spares();
+            let node = nodes.entry(side.node.id().0).or_insert_with(|| OnNode::new(side));
+            node.add(side);
         }
-        for side in self.conns.iter().flat_map(|c| &c.sides) {
-            let c = side.node.counters();
-            assert_eq!(c.iommu_faults, 0, "a live key reached memory that was taken back");
-            let (valid, counted) = (c.fast_mrs_valid + c.mws_bound, live[&side.node.id().0]);
-            assert!(
-                valid <= counted,
-                "{valid} keys are valid on the device, {counted} count as live"
-            );
-        }
-        self.check_posts();
-        self.check_mappings();
+        nodes.values().for_each(|node| node.check(self.own_buffers));
         if self.plan.calm {
             for side in self.conns.iter().flat_map(|c| &c.sides) {
                 assert_eq!(*side.t.state(), State::Up, "down without a fault");
@@ -39,38 +29,55 @@ impl World {
             }
         }
     }
+}
 
-    /// On each device that is still there: what the engines count as posted is what it took, and no
-    /// QP went with a WR that was not accounted for, unless its drain was given up (rule 8).
-    fn check_posts(&self) {
-        let mut nodes = BTreeMap::new();
-        for side in self.conns.iter().flat_map(|c| &c.sides).filter(|s| !s.node_gone) {
-            let (s, swallowed) = (side.t.stats(), side.faults.counts().sends_swallowed);
-            let sum = nodes.entry(side.node.id().0).or_insert((side.node.counters(), 0, 0));
-            (sum.1, sum.2) = (sum.1 + s.wrs - swallowed, sum.2 + s.drains_forced);
-        }
-        for (c, wrs, forced) in nodes.values() {
-            assert_eq!(*wrs, c.send_wrs_posted, "WRs are miscounted");
-            let undrained = c.qps_destroyed_undrained;
-            assert!(undrained <= *forced, "rule 8: {undrained} QPs not drained, {forced} given up");
+/// What a device counts, and the sums of what those on it do.
+struct OnNode {
+    counters: SimCounters,
+    gone: bool,
+    live_by_wr: u64,
+    wrs: u64,
+    drains_forced: u64,
+    mapped_least: u64,
+    mapped_most: u64,
+}
+
+impl OnNode {
+    fn new(side: &Side) -> OnNode {
+        let (counters, gone) = (side.node.counters(), side.node_gone);
+        let (live_by_wr, wrs, drains_forced, mapped_least, mapped_most) = (0, 0, 0, 0, 0);
+        OnNode { counters, gone, live_by_wr, wrs, drains_forced, mapped_least, mapped_most }
+    }
+
+    fn add(&mut self, side: &Side) {
+        self.live_by_wr += side.book.live_by_wr();
+        if !self.gone {
+            self.wrs += side.t.stats().wrs - side.faults.counts().sends_swallowed;
+            self.drains_forced += side.t.stats().drains_forced;
+            let (least, most) = side.mapped_bytes();
+            self.mapped_least += least;
+            self.mapped_most += most;
         }
     }
 
-    /// On each device that is still there: what is exposed is mapped, and nothing else is but
-    /// messages, arenas, what is under way, and what was left to the transport or leaked.
-    fn check_mappings(&self) {
-        let mut nodes = BTreeMap::new();
-        for side in self.conns.iter().flat_map(|c| &c.sides).filter(|s| !s.node_gone) {
-            let (least, most) = side.mapped_bytes();
-            let sum = nodes.entry(side.node.id().0).or_insert((side.node.counters(), 0, 0));
-            (sum.1, sum.2) = (sum.1 + least, sum.2 + most);
+    fn check(&self, own_buffers: bool) {
+        let c = &self.counters;
+        assert_eq!(c.iommu_faults, 0, "a live key reached memory that was taken back");
+        let (valid, counted) = (c.fast_mrs_valid + c.mws_bound, self.live_by_wr);
+        assert!(valid <= counted, "{valid} keys are valid on the device, {counted} count as live");
+        if self.gone {
+            return;
         }
-        for (c, least, most) in nodes.values() {
-            let mapped = c.mapped_bytes;
-            assert!(*least <= mapped, "{mapped} bytes are mapped, {least} are in use");
-            let known = mapped <= *most || self.own_buffers;
-            assert!(known, "{mapped} bytes are mapped, {most} can be in use");
-        }
+        assert_eq!(self.wrs, c.send_wrs_posted, "WRs are miscounted");
+        // No QP goes with a WR that is not accounted for, unless its drain was given up.
+        let (undrained, forced) = (c.qps_destroyed_undrained, self.drains_forced);
+        assert!(undrained <= forced, "rule 8: {undrained} QPs not drained, {forced} given up");
+        // What is exposed is mapped, and nothing else is but messages, arenas, what is under way,
+        // and what was left to the transport or leaked.
+        let (mapped, least, most) = (c.mapped_bytes, self.mapped_least, self.mapped_most);
+        assert!(least <= mapped, "{mapped} bytes are mapped, {least} are in use");
+        let known = mapped <= most || own_buffers;
+        assert!(known, "{mapped} bytes are mapped, {most} can be in use");
     }
 }
 

@@ -180,9 +180,8 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     /// nothing is lost by not believing it, for the connection goes down and that proves more.
     fn passed_over(&mut self, op: RingOp) {
         match op {
-            RingOp::Inv(..) | RingOp::Local(_, true) if !mutant!("rule-2-passed") => {
-                self.failed(op, None);
-            }
+            RingOp::Inv(..) if mutant!("rule-2-passed") => self.succeeded(op),
+            RingOp::Inv(..) | RingOp::Local(_, true) => self.failed(op, None),
             _ => self.succeeded(op),
         }
     }
