@@ -8,7 +8,7 @@ use memreg_core::device::sim::{Fabric, SimDevice};
 use memreg_core::drive::{connect_pair, settle};
 use memreg_core::memreg::MemReg;
 use memreg_core::sizing::Ask;
-use memreg_core::transport::{NoReply, OpenOptions, Reply, Transport};
+use memreg_core::transport::{Buffers, NoReply, OpenOptions, Reply, Transport};
 use memreg_core::types::{Grant, Tick};
 use memreg_strategies::{Fmr, Frwr};
 
@@ -73,6 +73,38 @@ fn allocations<S: MemReg>(strategy: S, caps: Caps, cycles: usize) -> (u64, u64) 
         }
     });
     (info.count_total, p.0.stats().renewals - before)
+}
+
+#[test]
+fn p4_chains_of_sixty_four_regions_allocate_nothing() {
+    let windows = Caps {
+        max_fast_reg_page_list_len: 0,
+        mem_window_type_2b: true,
+        max_mw: 1000,
+        ..Caps::default()
+    };
+    let ask = Ask { credits: 16, ranges_per_request: 16, ..Ask::default() };
+    let options = OpenOptions { ask, ..OpenOptions::default() };
+    let fabric = Fabric::new(1);
+    let open = |name: &str| fabric.add_node(name, windows.clone());
+    let mut owner = Transport::open(open("owner"), Frwr::default(), &options).unwrap();
+    let mut peer = Transport::open(open("peer"), Fmr::default(), &options).unwrap();
+    connect_pair(&mut owner, &mut peer).unwrap();
+    let new = || (DmaBuf::new(64).unwrap(), 0..64);
+    let mut lists: Vec<Buffers> = (0..4).map(|_| (0..16).map(|_| new()).collect()).collect();
+    let mut exposed = Vec::with_capacity(4);
+    let mut round = || {
+        let all = lists.drain(..).map(|l| owner.expose(l, Grant::PeerWrites).unwrap());
+        exposed.extend(all);
+        owner.flush().unwrap();
+        owner.revoke_all(&exposed, NoReply::Unmarked).unwrap();
+        settle(Tick(1), &mut [&mut owner, &mut peer]).unwrap();
+        lists.extend(exposed.drain(..).map(|e| owner.reclaim(e).unwrap()));
+    };
+    // More than the ledger holds, and more than a key's tags.
+    (0..1200).for_each(|_| round());
+    let used = allocation_counter::measure(|| (0..300).for_each(|_| round()));
+    assert_eq!(used.count_total, 0);
 }
 
 #[test]

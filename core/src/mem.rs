@@ -26,6 +26,10 @@ pub(crate) struct Allocation {
     len: usize,
     /// Mapped without the right to write: nothing writes there, or the process ends.
     read_only: bool,
+    /// The id of the device that the bytes are lent to, or 0. For devices that address memory like
+    /// the CPU; others hold a clone of the `ExposedBytes`. While it is not 0 no `DmaBuf` is made of
+    /// them and the memory stays.
+    lent: AtomicU64,
 }
 
 /// A mapping of whole words.
@@ -64,6 +68,18 @@ impl Allocation {
     pub(crate) fn is_read_only(&self) -> bool {
         self.read_only
     }
+
+    /// First byte as this process sees it.
+    #[cfg(all(feature = "verbs", target_os = "linux"))]
+    pub(crate) fn addr(&self) -> u64 {
+        self.map.ptr() as u64
+    }
+
+    /// Whether it is lent to this device.
+    #[cfg(any(test, all(feature = "verbs", target_os = "linux")))]
+    pub(crate) fn is_lent_to(&self, device: DeviceId) -> bool {
+        self.lent.load(Ordering::Acquire) == device.0
+    }
 }
 
 /// The right to reach the bytes. Unique exactly when one [`DmaBuf`] or one [`ExposedBytes`] holds
@@ -71,6 +87,18 @@ impl Allocation {
 struct View {
     alloc: Arc<Allocation>,
 }
+
+impl Drop for View {
+    /// Bytes that a device is lent are not freed, whoever lost them: it may still reach them.
+    fn drop(&mut self) {
+        if self.alloc.lent.load(Ordering::Acquire) != NOBODY {
+            std::mem::forget(Arc::clone(&self.alloc));
+        }
+    }
+}
+
+/// No device: their ids begin at 1.
+const NOBODY: u64 = 0;
 
 /// Why memory could not be had.
 #[derive(Debug, thiserror::Error)]
@@ -151,7 +179,8 @@ impl DmaBuf {
     }
 
     fn over(map: Map, len: usize, read_only: bool) -> DmaBuf {
-        let alloc = Arc::new(Allocation { map, len, read_only });
+        let lent = AtomicU64::new(NOBODY);
+        let alloc = Arc::new(Allocation { map, len, read_only, lent });
         DmaBuf { view: Arc::new(View { alloc }), place: None }
     }
 
@@ -201,6 +230,7 @@ impl DmaBuf {
     }
 
     /// Gives up the CPU's view.
+    #[inline]
     pub(crate) fn into_exposed(self) -> (ExposedBytes, Option<Box<Placement>>) {
         (ExposedBytes { view: self.view }, self.place)
     }
@@ -209,6 +239,7 @@ impl DmaBuf {
 impl Deref for DmaBuf {
     type Target = [u8];
 
+    #[inline]
     fn deref(&self) -> &[u8] {
         let alloc = &self.view.alloc;
         let ptr = alloc.map.ptr();
@@ -216,7 +247,7 @@ impl Deref for DmaBuf {
         // initialised (zero pages, or a file that does not change: obligations 1 and 2). Nobody
         // writes through another path: this `DmaBuf` holds the only `View`, as `new` made it and as
         // `ExposedBytes::into_buf` checked, so no `ExposedBytes` exists; and what a device was lent
-        // of it has been proven unmapped by `Unmapped`.
+        // of it has been proven unmapped by `Unmapped`, and no device's mark is on it.
         unsafe { std::slice::from_raw_parts(ptr, alloc.len) }
     }
 }
@@ -256,6 +287,7 @@ const WORD: usize = size_of::<AtomicU64>();
 impl ExposedBytes {
     /// Bytes.
     #[must_use]
+    #[inline]
     pub fn len(&self) -> usize {
         self.view.alloc.len
     }
@@ -282,6 +314,28 @@ impl ExposedBytes {
     /// Keeps the memory mapped without a way to reach it.
     pub(crate) fn lifetime(&self) -> Arc<Allocation> {
         Arc::clone(&self.view.alloc)
+    }
+
+    /// Marks the bytes as lent to a device. False, and no change, if they are lent already.
+    #[cfg(any(test, all(feature = "verbs", target_os = "linux")))]
+    #[inline]
+    pub(crate) fn lend_to(&self, device: DeviceId) -> bool {
+        let lent = &self.view.alloc.lent;
+        lent.compare_exchange(NOBODY, device.0, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    /// Ends the loan to a device.
+    ///
+    /// # Errors
+    /// The proof, and no change, if they are not lent to it.
+    #[cfg(any(test, all(feature = "verbs", target_os = "linux")))]
+    #[inline]
+    pub(crate) fn end_loan(&self, device: DeviceId, proof: Fenced) -> Result<Unmapped, Fenced> {
+        let lent = &self.view.alloc.lent;
+        match lent.compare_exchange(device.0, NOBODY, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => Ok(Unmapped::after(proof)),
+            Err(_) => Err(proof),
+        }
     }
 
     /// Copies `out.len()` bytes from `at`. False, and nothing copied, if the range is not inside.
@@ -342,17 +396,19 @@ impl ExposedBytes {
     /// Returns the CPU's view, if this is the last holder of the bytes.
     ///
     /// # Errors
-    /// Hands itself back while a device's mapping still holds a clone: a device that claims to have
-    /// unmapped and did not, which the caller must keep and count.
+    /// Hands itself back while a device's mapping still holds a clone, or its mark is on the bytes:
+    /// a device that claims to have unmapped and did not, which the caller must keep and count.
+    #[inline]
     pub(crate) fn into_buf(
         mut self,
         _proof: Unmapped,
         place: Option<Box<Placement>>,
     ) -> Result<DmaBuf, (ExposedBytes, Option<Box<Placement>>)> {
+        let lent = self.view.alloc.lent.load(Ordering::Acquire) != NOBODY;
         match Arc::get_mut(&mut self.view) {
-            Some(_) => Ok(DmaBuf { view: self.view, place }),
+            Some(_) if !lent => Ok(DmaBuf { view: self.view, place }),
             None if mutant!("view-shared") => Ok(DmaBuf { view: self.view, place }),
-            None => Err((self, place)),
+            _ => Err((self, place)),
         }
     }
 
@@ -410,6 +466,7 @@ pub struct Fenced(());
 
 impl Fenced {
     /// Called where the live set of an exposure or of a local operation empties, and nowhere else.
+    #[inline]
     pub(crate) fn mint() -> Fenced {
         Fenced(())
     }
@@ -421,6 +478,7 @@ pub struct Unmapped(());
 
 impl Unmapped {
     /// For the device that has ended the mapping, or for bytes that no device ever mapped.
+    #[inline]
     pub(crate) fn after(_proof: Fenced) -> Unmapped {
         Unmapped(())
     }
@@ -621,6 +679,31 @@ mod tests {
         drop(lent);
         let buf = bytes.into_buf(Unmapped::after(Fenced::mint()), place).unwrap();
         assert_eq!(buf[3], 9);
+    }
+
+    #[test]
+    fn marked_bytes_are_lent_once_and_return_only_when_the_loan_has_ended() {
+        let (bytes, place) = DmaBuf::new(8).unwrap().into_exposed();
+        let (mine, other) = (DeviceId(1), DeviceId(2));
+        assert!(bytes.lend_to(mine) && !bytes.lend_to(mine) && !bytes.lend_to(other));
+        assert!(bytes.lifetime().is_lent_to(mine) && !bytes.lifetime().is_lent_to(other));
+        let claimed = Unmapped::after(Fenced::mint());
+        let (bytes, place) = bytes.into_buf(claimed, place).unwrap_err();
+        assert!(bytes.end_loan(other, Fenced::mint()).is_err());
+        let unmapped = bytes.end_loan(mine, Fenced::mint()).unwrap();
+        assert!(bytes.end_loan(mine, Fenced::mint()).is_err());
+        assert!(bytes.into_buf(unmapped, place).is_ok());
+    }
+
+    #[test]
+    fn bytes_that_are_lost_while_they_are_lent_stay_mapped() {
+        for lent in [false, true] {
+            let bytes = exposed(8);
+            let memory = bytes.lifetime();
+            assert!(!lent || bytes.lend_to(DeviceId(1)));
+            drop(bytes);
+            assert_eq!(Arc::strong_count(&memory), 1 + usize::from(lent));
+        }
     }
 
     #[test]

@@ -216,24 +216,28 @@ pub struct Run {
 impl<'a> SegList<'a> {
     /// A list over shapes; the caller has checked that no length is zero and that the sum fits.
     #[must_use]
+    #[inline]
     pub fn new(segs: &'a [SegShape], page_size: u32) -> SegList<'a> {
         SegList { segs, page_size, total: segs.iter().map(|s| s.len).sum() }
     }
 
     /// The segments.
     #[must_use]
+    #[inline]
     pub fn segs(&self) -> &'a [SegShape] {
         self.segs
     }
 
     /// Bytes of all segments.
     #[must_use]
+    #[inline]
     pub fn total(&self) -> u64 {
         self.total
     }
 
     /// The device's page size.
     #[must_use]
+    #[inline]
     pub fn page_size(&self) -> u32 {
         self.page_size
     }
@@ -343,6 +347,7 @@ impl WrBatch {
     ///
     /// # Errors
     /// [`BatchFull`]; nothing was added.
+    #[inline]
     pub fn register(&mut self, region: RegionId, bytes: Range<u64>) -> Result<(), BatchFull> {
         self.push(Wish::Register(region, bytes))
     }
@@ -351,21 +356,25 @@ impl WrBatch {
     ///
     /// # Errors
     /// [`BatchFull`]; nothing was added.
+    #[inline]
     pub fn invalidate(&mut self, region: RegionId) -> Result<(), BatchFull> {
         self.push(Wish::Invalidate(region))
     }
 
     /// The wishes in order.
     #[must_use]
+    #[inline]
     pub fn wishes(&self) -> &[Wish] {
         &self.wishes
     }
 
     /// Forgets the wishes.
+    #[inline]
     pub fn clear(&mut self) {
         self.wishes.clear();
     }
 
+    #[inline]
     fn push(&mut self, wish: Wish) -> Result<(), BatchFull> {
         if self.wishes.len() >= MAX_REGIONS {
             return Err(BatchFull);

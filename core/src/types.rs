@@ -100,24 +100,28 @@ impl Rkey {
 
     /// The number that goes on the wire.
     #[must_use]
+    #[inline]
     pub const fn to_bits(self) -> u32 {
         self.0
     }
 
     /// The upper 24 bits, fixed for the life of the MR or window.
     #[must_use]
+    #[inline]
     pub const fn index(self) -> u32 {
         self.0 >> 8
     }
 
     /// The low 8 bits, which each registration changes.
     #[must_use]
+    #[inline]
     pub const fn tag(self) -> u8 {
         (self.0 & 0xff) as u8
     }
 
     /// The key with the next tag; 0xff wraps to 0x00 and the index does not change (MAP-13).
     #[must_use]
+    #[inline]
     pub const fn next_tag(self) -> Rkey {
         Rkey((self.0 & !0xff) | (self.tag().wrapping_add(1) as u32))
     }
@@ -144,6 +148,7 @@ impl Grant {
     /// # Source
     /// `ibv_reg_mr(3)`: remote write requires local write.
     #[must_use]
+    #[inline]
     pub const fn access(self) -> Access {
         match self {
             Grant::PeerReads => Access::REMOTE_READ,

@@ -334,20 +334,17 @@ impl MemReg for Frwr {
     }
 
     fn on_event(&mut self, region: RegionId, event: Event) -> Result<(), Poison> {
-        if self.pool.state(region).is_none() {
-            // It was ended and its id is never used again: there is nothing that could be reused
-            // too early.
-            self.counters.strays += 1;
-            return Ok(());
-        }
-        match event {
-            Event::Registered => {}
+        let known = match event {
+            Event::Registered => self.pool.state(region).is_some(),
             Event::Invalidated | Event::RemoteInvalidated | Event::NeverPosted => {
-                self.pool.give_back(region);
+                self.pool.give_back(region)
             }
             Event::RegUnknown => self.pool.condemn(region, State::FlushedFr),
             Event::InvUnknown => self.pool.condemn(region, State::FlushedLi),
-        }
+        };
+        // One that is not known was ended, and its id is never used again: there is nothing that
+        // could be reused too early.
+        self.counters.strays += u64::from(!known);
         Ok(())
     }
 

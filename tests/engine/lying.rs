@@ -197,6 +197,27 @@ fn rule_6_lies_in_unmap_cost_the_connection_and_no_byte() {
 }
 
 #[test]
+fn rule_6_a_lie_about_one_of_many_still_posts_what_was_honest() {
+    // Of one region a half is the whole: it lies about the second exposure only.
+    let mut rig = Rig::new(Liar::new(Lie::RevokeHalf), Caps::default(), Ask::default());
+    let single = rig.owner.expose(DmaBuf::new(64).unwrap(), Grant::PeerWrites).unwrap();
+    let (double, last) =
+        (rig.owner.expose(two_regions(), Grant::PeerWrites).unwrap(), two_regions());
+    let last = rig.owner.expose(last, Grant::PeerWrites).unwrap();
+    rig.owner.flush().unwrap();
+    rig.settle();
+    let why = rig.owner.revoke_all([&single, &double, &last], NoReply::Unmarked).unwrap_err();
+    assert!(matches!(why, Refusal::Down(_)), "{why}");
+    assert_eq!(rig.owner.stats().invalidations, 1);
+    rig.settle();
+    assert!(rig.is_down());
+    for (e, count) in [(single, 1), (double, 2), (last, 2)] {
+        assert_eq!(rig.owner.reclaim(e).unwrap().count(), count);
+    }
+    rig.assert_clean();
+}
+
+#[test]
 fn map_12_rule_6_lies_in_map_are_undone() {
     for lie in [
         Lie::MapNothing,

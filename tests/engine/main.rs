@@ -9,6 +9,7 @@ mod fence;
 mod found;
 mod lease;
 mod lying;
+mod many;
 mod map;
 mod open;
 mod ordering;

@@ -55,7 +55,7 @@ fn p3_frwr_grants_and_revokes_in_chains() {
 
 const PARTS: [&str; 4] = ["expose", "flush", "revoke", "poll-and-reclaim"];
 
-/// Everything exposed with one post; each exposure revoked with one. Returns what each part took.
+/// Everything exposed with one post and revoked with one. Returns what each part took.
 fn turn(owner: &mut Side, buffers: &mut Vec<Buffers>) -> [u64; PARTS.len()] {
     let mut at = Instant::now();
     let mut lap = || {
@@ -70,9 +70,7 @@ fn turn(owner: &mut Side, buffers: &mut Vec<Buffers>) -> [u64; PARTS.len()] {
     let expose = lap();
     owner.flush().unwrap();
     let flush = lap();
-    for e in &exposed {
-        owner.revoke(e, NoReply::Unmarked).unwrap();
-    }
+    owner.revoke_all(&exposed, NoReply::Unmarked).unwrap();
     let revoke = lap();
     for e in exposed {
         while owner.exposure_state(&e).unwrap() != ExposureState::Fenced {

@@ -467,9 +467,14 @@ impl<D: Device> Device for Faulty<D> {
         Ok(addr)
     }
 
-    fn dma_unmap(&self, addr: DmaAddr, proof: Fenced) -> Result<Unmapped, (DeviceError, Fenced)> {
+    fn dma_unmap(
+        &self,
+        bytes: &ExposedBytes,
+        addr: DmaAddr,
+        proof: Fenced,
+    ) -> Result<Unmapped, (DeviceError, Fenced)> {
         match self.gate(Verb::DmaUnmap) {
-            Ok(()) => self.inner.dma_unmap(addr, proof),
+            Ok(()) => self.inner.dma_unmap(bytes, addr, proof),
             Err(e) => Err((e, proof)),
         }
     }
@@ -682,8 +687,8 @@ mod tests {
         dev.plan().fail(Verb::DmaUnmap, 1, errno::EINVAL);
         assert!(dev.reg_mr(a.pd, mem.addr, 8, RW).is_err());
         assert!(dev.reg_mr(a.pd, mem.addr, 8, RW).is_ok());
-        let (_, fenced) = dev.dma_unmap(mem.addr, Fenced::mint()).unwrap_err();
-        assert!(dev.dma_unmap(mem.addr, fenced).is_ok());
+        let (_, fenced) = dev.dma_unmap(&mem.bytes, mem.addr, Fenced::mint()).unwrap_err();
+        assert!(dev.dma_unmap(&mem.bytes, mem.addr, fenced).is_ok());
         dev.plan().fail(Verb::CreateQp, usize::MAX, errno::ENOMEM);
         assert!(dev.create_qp(a.pd, a.cq, DEPTHS).is_err());
         dev.plan().heal();
@@ -796,8 +801,8 @@ mod tests {
         assert_eq!(second.0, first.0 + page as u64);
         assert_eq!(dev.plan().counts().dma_merged, 1, "the first had nothing before it");
         assert_eq!(a.dev.counters().mapped_ranges, before + 3);
-        for addr in [first, second, third] {
-            dev.dma_unmap(addr, Fenced::mint()).unwrap();
+        for (bytes, addr) in [(one, first), (two, second), (three, third)] {
+            dev.dma_unmap(&bytes, addr, Fenced::mint()).unwrap();
         }
         assert_eq!(a.dev.counters().mapped_ranges, before);
     }

@@ -202,14 +202,20 @@ pub trait Device: sealed::Sealed + Clone + Send {
     /// the same bytes get the same address again.
     ///
     /// # Shape
-    /// The device holds a clone until [`dma_unmap`](Device::dma_unmap).
+    /// Until [`dma_unmap`](Device::dma_unmap) the bytes cannot become a `DmaBuf`: the device holds
+    /// a clone, or has marked them as lent.
     fn dma_map(&self, bytes: &ExposedBytes, home: Option<DmaAddr>) -> Result<DmaAddr, DeviceError>;
 
     /// Takes the bytes back; afterwards nothing reaches them, whatever MR still names the range.
     ///
     /// # Errors
     /// Returns the proof with the error: the bytes are still lent.
-    fn dma_unmap(&self, addr: DmaAddr, proof: Fenced) -> Result<Unmapped, (DeviceError, Fenced)>;
+    fn dma_unmap(
+        &self,
+        bytes: &ExposedBytes,
+        addr: DmaAddr,
+        proof: Fenced,
+    ) -> Result<Unmapped, (DeviceError, Fenced)>;
 
     /// Registers `len` bytes at `addr`: an ordinary MR whose address space is the device's.
     fn reg_mr(

@@ -152,8 +152,13 @@ impl<D: Device> Device for Traced<D> {
         self.done(self.inner.dma_map(bytes, home), |addr| Call::DmaMap(*addr))
     }
 
-    fn dma_unmap(&self, addr: DmaAddr, proof: Fenced) -> Result<Unmapped, (DeviceError, Fenced)> {
-        self.done(self.inner.dma_unmap(addr, proof), |_| Call::DmaUnmap(addr))
+    fn dma_unmap(
+        &self,
+        bytes: &ExposedBytes,
+        addr: DmaAddr,
+        proof: Fenced,
+    ) -> Result<Unmapped, (DeviceError, Fenced)> {
+        self.done(self.inner.dma_unmap(bytes, addr, proof), |_| Call::DmaUnmap(addr))
     }
 
     fn reg_mr(

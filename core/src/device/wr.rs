@@ -146,6 +146,7 @@ impl WrChain {
     }
 
     /// Removes all WRs; keeps the memory.
+    #[inline]
     pub fn clear(&mut self) {
         self.wrs.clear();
         self.sges.clear();
@@ -160,16 +161,19 @@ impl WrChain {
 
     /// The WRs in post order.
     #[must_use]
+    #[inline]
     pub fn wrs(&self) -> &[Wr] {
         &self.wrs
     }
 
     /// The WRs, to set ids and signals once all are known.
+    #[inline]
     pub fn wrs_mut(&mut self) -> &mut [Wr] {
         &mut self.wrs
     }
 
     /// Appends a WR that uses spans of this chain.
+    #[inline]
     pub fn push(&mut self, wr: Wr) {
         self.wrs.push(wr);
     }
@@ -356,6 +360,7 @@ pub enum Wc {
 impl Wc {
     /// Whether the WR succeeded.
     #[must_use]
+    #[inline]
     pub fn is_success(&self) -> bool {
         matches!(self, Wc::Success(_))
     }
@@ -371,6 +376,7 @@ impl Wc {
 
     /// The cookie of the WR.
     #[must_use]
+    #[inline]
     pub fn wr_id(&self) -> WrId {
         match self {
             Wc::Success(s) => s.wr_id,

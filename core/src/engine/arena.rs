@@ -6,7 +6,7 @@
 //! grants reading, and a late write can spoil a later operation's bytes in the one that grants
 //! writing. Neither reaches a program's buffer, and no key grants both directions (MAP-16).
 
-use super::exposure::ExposureId;
+use super::exposure::{ExposureId, Place};
 use super::keys::RegionKind;
 use super::{Engine, spans};
 use crate::device::{Device, DeviceError, LimitInfo, Verb, errno};
@@ -47,7 +47,7 @@ impl Arena {
         if let Err(e) = arena.register(eng) {
             // Nothing was granted; if the device keeps the mapping all the same, it keeps the
             // memory with it.
-            let _ = eng.device.dma_unmap(addr, Fenced::mint());
+            let _ = eng.device.dma_unmap(&arena.bytes, addr, Fenced::mint());
             return Err(e);
         }
         Ok(arena)
@@ -82,7 +82,7 @@ impl Arena {
     /// the memory stays mapped for the life of the process: the bytes of it.
     pub(crate) fn close<D: Device>(mut self, eng: &mut Engine<D>, qp_gone: bool) -> u64 {
         let closed = self.deregister(eng).is_ok() && qp_gone;
-        if closed && eng.device.dma_unmap(self.addr, Fenced::mint()).is_ok() {
+        if closed && eng.device.dma_unmap(&self.bytes, self.addr, Fenced::mint()).is_ok() {
             return 0;
         }
         let kept = self.bytes.len() as u64;
@@ -162,7 +162,7 @@ impl<D: Device> Engine<D> {
         let Some(arena) = self.arenas.iter().find(|a| a.grant == e.grant) else { return };
         let mut buf = [0u8; CHUNK];
         let mut arena_at = at as usize;
-        for (i, span) in spans(&e.pieces, range) {
+        for (i, span) in spans(&e.pieces, Place::default(), range) {
             let mut pos = span.start;
             while pos < span.end {
                 let n = CHUNK.min(span.end - pos);

@@ -1,6 +1,6 @@
 //! What a strategy may do to regions, and only within the call it was given it for.
 
-use super::exposure::{ExposureId, Part};
+use super::exposure::{Exposure, ExposureId, Part, Place};
 use super::keys::{KeyState, RegionKind};
 use super::{Engine, spans};
 use crate::device::{Device, DeviceError, FastMrKind, Verb, errno};
@@ -60,7 +60,7 @@ impl<'a, D: Device> Ctl<'a, D> {
     /// Where the device sees `bytes`, if they lie in one buffer, and the rights of the exposure.
     fn one_range(&self, id: ExposureId, bytes: Range<u64>) -> Option<(DmaAddr, Access)> {
         let e = self.eng.slots.exposures.get(id)?;
-        let mut parts = spans(&e.pieces, bytes);
+        let mut parts = spans(&e.pieces, last_place(e), bytes);
         let (i, span) = parts.next()?;
         let base = e.pieces[i].mapped?;
         let alone = parts.next().is_none();
@@ -69,10 +69,16 @@ impl<'a, D: Device> Ctl<'a, D> {
 
     fn granted(&mut self, id: ExposureId, region: RegionId, bytes: Range<u64>) {
         if let Some(e) = self.eng.slots.exposures.get_mut(id) {
-            e.parts.push(Part { region, bytes });
+            let at = last_place(e).seek(&e.pieces, bytes.start);
+            e.parts.push(Part { region, bytes, at });
             e.open += 1;
         }
     }
+}
+
+/// Where the part that was granted last begins: the next one is not far.
+fn last_place(e: &Exposure) -> Place {
+    e.parts.last().map(|p| p.at).unwrap_or_default()
 }
 
 impl<D: Device> Control for Ctl<'_, D> {

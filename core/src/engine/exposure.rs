@@ -1,7 +1,7 @@
 //! The slots that hold buffers while something may reach them, and the handles that name the slots.
 
 use crate::device::WcError;
-use crate::mem::{DmaBuf, ExposedBytes, Placement};
+use crate::mem::{DeregQueue, DmaBuf, ExposedBytes, LocalMr, Placement};
 use crate::memreg::RegionId;
 use crate::mutants::mutant;
 use crate::sync::{Arc, AtomicBool, AtomicUsize, Ordering};
@@ -32,6 +32,7 @@ impl Buffers {
     }
 
     /// Appends a part of a buffer.
+    #[inline]
     pub fn push(&mut self, buf: DmaBuf, range: Range<usize>) {
         self.0.push((buf, range));
     }
@@ -94,6 +95,24 @@ pub(crate) struct Piece {
     pub(crate) range: Range<usize>,
     /// An MR of this one operation, to be ended before the loan is.
     pub(crate) once: Option<MrId>,
+}
+
+impl Piece {
+    /// Its buffer's local MR, if that is of the transport whose queue this is.
+    #[inline]
+    pub(crate) fn local(&self, owner: &Arc<DeregQueue>) -> Option<&LocalMr> {
+        self.place
+            .as_ref()?
+            .local
+            .as_ref()
+            .filter(|l| Arc::ptr_eq(&l.owner, owner) || mutant!("D-13"))
+    }
+
+    /// The MR that a window over its bytes is bound onto.
+    #[inline]
+    pub(crate) fn parent(&self) -> Option<MrId> {
+        self.place.as_ref()?.local.as_ref().map(|l| l.mr)
+    }
 }
 
 /// What a handle and its slot share; slots recycle it.
@@ -203,6 +222,34 @@ pub enum ExposureState {
 pub(crate) struct Part {
     pub(crate) region: RegionId,
     pub(crate) bytes: Range<u64>,
+    /// Where the first of them lies.
+    pub(crate) at: Place,
+}
+
+/// A piece of an exposure, and the payload byte that it begins with.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Place {
+    pub(crate) piece: usize,
+    pub(crate) start: u64,
+}
+
+impl Place {
+    /// The piece that payload byte `byte` lies in: found from this one on if it lies there, else
+    /// from the first.
+    #[inline]
+    pub(crate) fn seek(mut self, pieces: &[Piece], byte: u64) -> Place {
+        if byte < self.start {
+            self = Place::default();
+        }
+        while let Some(p) = pieces.get(self.piece) {
+            let end = self.start + p.range.len() as u64;
+            if byte < end {
+                break;
+            }
+            self = Place { piece: self.piece + 1, start: end };
+        }
+        self
+    }
 }
 
 /// Body of an exposure; recycled.
@@ -212,7 +259,7 @@ pub(crate) struct Exposure {
     /// `expose` has counted it; one that failed is neither an exposure nor a fence.
     pub(crate) counted: bool,
     pub(crate) grant: Grant,
-    pub(crate) pieces: SmallVec<[Piece; 4]>,
+    pub(crate) pieces: Vec<Piece>,
     pub(crate) parts: Vec<Part>,
     pub(crate) segments: Vec<Segment>,
     /// Regions whose key is staged or not proven dead.
@@ -253,7 +300,7 @@ pub struct RemoteAccess {
 /// Body of a read or write.
 #[derive(Debug)]
 pub(crate) struct Local {
-    pub(crate) pieces: SmallVec<[Piece; 4]>,
+    pub(crate) pieces: Vec<Piece>,
     pub(crate) what: RemoteAccess,
     /// WRs not yet retired.
     pub(crate) open: usize,
@@ -297,7 +344,7 @@ impl Slots {
                 state: ExposureState::Staged,
                 counted: false,
                 grant,
-                pieces: SmallVec::new(),
+                pieces: Vec::with_capacity(4),
                 parts: Vec::with_capacity(crate::memreg::MAX_REGIONS),
                 segments: Vec::with_capacity(crate::memreg::MAX_REGIONS),
                 open: 0,
@@ -334,7 +381,7 @@ impl Slots {
     pub(crate) fn new_local(&mut self, what: RemoteAccess) -> (LocalId, Arc<SlotFlag>) {
         let mut body = self.spare_locals.pop().unwrap_or_else(|| {
             Box::new(Local {
-                pieces: SmallVec::new(),
+                pieces: Vec::with_capacity(4),
                 what,
                 open: 0,
                 failed: None,

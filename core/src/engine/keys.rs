@@ -8,7 +8,7 @@ use crate::memreg::RegionId;
 use crate::mutants::mutant;
 use crate::types::{Grant, MrId, MwId, Rkey, WrId};
 use slotmap::{Key, SlotMap};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
 /// What a region is made of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -25,6 +25,7 @@ pub(crate) enum RegionKind {
 
 impl RegionKind {
     /// Whether its key is granted and revoked by WRs.
+    #[inline]
     pub(crate) fn by_wr(self) -> bool {
         matches!(self, RegionKind::Fast { .. } | RegionKind::Window { .. })
     }
@@ -63,7 +64,20 @@ impl Region {
     /// told to a peer either.
     const TAGS: u8 = u8::MAX;
 
+    /// What the ledger says of it.
+    #[inline]
+    fn line(&self, region: RegionId, what: KeyEvent) -> LedgerEvent {
+        LedgerEvent::Key { region, rkey: self.rkey, turn: self.turn, what }
+    }
+
+    /// Idle, and every tag was used.
+    #[inline]
+    fn is_worn(&self) -> bool {
+        self.tags == Region::TAGS && self.state == KeyState::Dead && self.kind.by_wr()
+    }
+
     /// Whether a fence of this region would take a send-queue slot.
+    #[inline]
     fn needs_inv_slot(&self) -> bool {
         self.kind.by_wr()
             && !mutant!("rule-7")
@@ -71,17 +85,116 @@ impl Region {
     }
 }
 
+/// A region that a strategy wants registered.
+pub(crate) struct Staging<'a> {
+    r: &'a mut Region,
+    inv_slots: &'a mut usize,
+}
+
+impl Staging<'_> {
+    #[inline]
+    pub(crate) fn region(&self) -> &Region {
+        self.r
+    }
+
+    /// Dead → Staged with a new tag. `None`, and no change, for a key not proven dead (rule 2) or
+    /// whose tags are used up (D-11): the engine refuses a registration on it.
+    #[inline]
+    pub(crate) fn stage(self, to: ExposureId) -> Option<Rkey> {
+        let r = self.r;
+        let dead = r.state == KeyState::Dead && r.exposure.is_none();
+        let worn = r.tags == Region::TAGS && !mutant!("D-11");
+        if !r.kind.by_wr() || !(dead || mutant!("D-09")) || worn {
+            return None;
+        }
+        r.tags = r.tags.wrapping_add(1);
+        if !mutant!("tag") {
+            r.rkey = r.rkey.next_tag();
+        }
+        r.turn = r.turn.wrapping_add(1);
+        r.state = KeyState::Staged;
+        r.exposure = Some(to);
+        *self.inv_slots += usize::from(!mutant!("rule-7"));
+        Some(r.rkey)
+    }
+}
+
+/// A region whose WR is about to be handed to the device.
+pub(crate) struct Granting<'a> {
+    id: RegionId,
+    of: ExposureId,
+    r: &'a mut Region,
+    ledger: &'a mut Ledger,
+}
+
+impl Granting<'_> {
+    #[inline]
+    pub(crate) fn region(&self) -> &Region {
+        self.r
+    }
+
+    /// Staged → Live.
+    #[inline]
+    pub(crate) fn grant(self, wr: WrId) {
+        self.r.state = KeyState::Live;
+        let exposure = self.of.data().as_ffi();
+        let qp_bound = matches!(self.r.kind, RegionKind::Window { .. });
+        let what = KeyEvent::Granted { exposure, wr: Some(wr), qp_bound };
+        self.ledger.write(self.r.line(self.id, what));
+    }
+}
+
+/// What ended with an invalidation.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Invalidated {
+    /// The exposure that the region was part of.
+    pub(crate) exposure: Option<ExposureId>,
+    /// Every tag of its key was used.
+    pub(crate) worn: bool,
+}
+
 /// All regions of one transport.
 #[derive(Debug)]
 pub(crate) struct KeyTable {
     regions: SlotMap<RegionId, Region>,
     /// Regions that WRs grant, by key index, for the peer's invalidations.
-    by_index: BTreeMap<u32, RegionId>,
+    by_index: ByIndex,
     inv_slots: usize,
     /// Keys that this side has ended while they were live, newest last: a peer's invalidation of
     /// one of them may have been carried out before, and its completion come after.
     ended_live: VecDeque<Rkey>,
     pub(crate) ledger: Ledger,
+}
+
+/// Regions by the index of their keys, sorted: keeps its memory when keys come and go.
+#[derive(Debug, Default)]
+struct ByIndex(Vec<(u32, RegionId)>);
+
+impl ByIndex {
+    fn place(&self, index: u32) -> Result<usize, usize> {
+        self.0.binary_search_by_key(&index, |&(i, _)| i)
+    }
+
+    fn get(&self, index: u32) -> Option<RegionId> {
+        self.place(index).ok().map(|at| self.0[at].1)
+    }
+
+    /// The region takes the place of one whose key had the same index.
+    fn insert(&mut self, index: u32, id: RegionId) {
+        match self.place(index) {
+            Ok(at) => self.0[at].1 = id,
+            Err(at) => self.0.insert(at, (index, id)),
+        }
+    }
+
+    /// Unless another region has taken its place.
+    fn remove(&mut self, index: u32, id: RegionId) {
+        if let Ok(at) = self.place(index)
+            && self.0[at].1 == id
+        {
+            self.0.remove(at);
+        }
+    }
 }
 
 /// Keys remembered that were ended while live.
@@ -91,7 +204,7 @@ impl KeyTable {
     pub(crate) fn new() -> KeyTable {
         KeyTable {
             regions: SlotMap::with_key(),
-            by_index: BTreeMap::new(),
+            by_index: ByIndex::default(),
             inv_slots: 0,
             ended_live: VecDeque::with_capacity(ENDED_KEPT),
             ledger: Ledger::new(),
@@ -122,6 +235,7 @@ impl KeyTable {
         id
     }
 
+    #[inline]
     pub(crate) fn get(&self, id: RegionId) -> Option<&Region> {
         self.regions.get(id)
     }
@@ -131,65 +245,63 @@ impl KeyTable {
     }
 
     /// Slots to keep free for fences that may be asked for (rule 7).
+    #[inline]
     pub(crate) fn inv_slots(&self) -> usize {
         self.inv_slots
     }
 
     /// The region that owns exactly this key, if it is not dead.
     pub(crate) fn live_by_key(&self, rkey: Rkey) -> Option<RegionId> {
-        let id = *self.by_index.get(&rkey.index())?;
+        let id = self.by_index.get(rkey.index())?;
         let r = self.regions.get(id)?;
         let open = matches!(r.state, KeyState::Live | KeyState::Invalidating | KeyState::Unknown);
         let exact = r.rkey == rkey || mutant!("rule-2-tag");
         (exact && open).then_some(id)
     }
 
-    /// Dead → Staged with a new tag. `None`, and no change, for a key not proven dead (rule 2) or
-    /// whose tags are used up (D-11): the engine refuses a registration on it.
-    pub(crate) fn stage(&mut self, id: RegionId, to: ExposureId) -> Option<Rkey> {
+    /// A region, to be staged if its key is dead.
+    #[inline]
+    pub(crate) fn staging(&mut self, id: RegionId) -> Option<Staging<'_>> {
         let r = self.regions.get_mut(id)?;
-        let dead = r.state == KeyState::Dead && r.exposure.is_none();
-        let worn = r.tags == Region::TAGS && !mutant!("D-11");
-        if !r.kind.by_wr() || !(dead || mutant!("D-09")) || worn {
-            return None;
-        }
-        r.tags = r.tags.wrapping_add(1);
-        if !mutant!("tag") {
-            r.rkey = r.rkey.next_tag();
-        }
-        r.turn = r.turn.wrapping_add(1);
-        r.state = KeyState::Staged;
-        r.exposure = Some(to);
-        self.inv_slots += usize::from(!mutant!("rule-7"));
-        Some(r.rkey)
+        Some(Staging { r, inv_slots: &mut self.inv_slots })
+    }
+
+    /// Dead → Staged, of a region alone.
+    #[cfg(test)]
+    pub(crate) fn stage(&mut self, id: RegionId, to: ExposureId) -> Option<Rkey> {
+        self.staging(id)?.stage(to)
     }
 
     /// Whether a region is idle and every tag of its key was used: with one more registration a key
     /// of long ago would open something again (D-11).
     pub(crate) fn is_worn(&self, id: RegionId) -> bool {
-        let worn =
-            |r: &Region| r.kind.by_wr() && r.tags == Region::TAGS && r.state == KeyState::Dead;
-        self.regions.get(id).is_some_and(worn) && !mutant!("D-11")
+        self.regions.get(id).is_some_and(Region::is_worn) && !mutant!("D-11")
     }
 
     /// An idle region has a new MR or window, and with it a key of another index.
     pub(crate) fn renew(&mut self, id: RegionId, kind: RegionKind, rkey: Rkey) {
         if let Some(r) = self.regions.get_mut(id) {
-            if self.by_index.get(&r.rkey.index()) == Some(&id) {
-                self.by_index.remove(&r.rkey.index());
-            }
+            self.by_index.remove(r.rkey.index(), id);
             self.by_index.insert(rkey.index(), id);
             (r.kind, r.rkey, r.tags) = (kind, rkey, 0);
         }
     }
 
-    /// Staged → Live: its WR is about to be handed to the device.
+    /// A region whose key is staged for this exposure.
+    #[inline]
+    pub(crate) fn staged(&mut self, id: RegionId, of: ExposureId) -> Option<Granting<'_>> {
+        let r = self.regions.get_mut(id)?;
+        let mine = r.state == KeyState::Staged && r.exposure == Some(of);
+        mine.then_some(Granting { id, of, r, ledger: &mut self.ledger })
+    }
+
+    /// Staged → Live, of a region alone.
+    #[cfg(test)]
     pub(crate) fn grant(&mut self, id: RegionId, wr: WrId) {
-        if let Some(r) = self.regions.get_mut(id) {
-            r.state = KeyState::Live;
-            let exposure = r.exposure.unwrap_or_default().data().as_ffi();
-            let qp_bound = matches!(r.kind, RegionKind::Window { .. });
-            self.note(id, KeyEvent::Granted { exposure, wr: Some(wr), qp_bound });
+        if let Some(of) = self.get(id).and_then(|r| r.exposure)
+            && let Some(g) = self.staged(id, of)
+        {
+            g.grant(wr);
         }
     }
 
@@ -202,10 +314,15 @@ impl KeyTable {
         }
     }
 
-    /// Live → Invalidating: its LOCAL_INV is about to be handed to the device.
-    pub(crate) fn invalidating(&mut self, id: RegionId, wr: WrId) {
-        self.change(id, |r| r.state = KeyState::Invalidating);
-        self.note(id, KeyEvent::InvPosted(wr));
+    /// Live → Invalidating: its LOCAL_INV is about to be handed to the device. Returns its key and
+    /// the number of its registration; `None`, and no change, for a region that has no LOCAL_INV.
+    #[inline]
+    pub(crate) fn invalidating(&mut self, id: RegionId, wr: WrId) -> Option<(Rkey, u32)> {
+        let r = self.regions.get_mut(id).filter(|r| r.kind.by_wr())?;
+        self.inv_slots -= usize::from(r.needs_inv_slot());
+        r.state = KeyState::Invalidating;
+        self.ledger.write(r.line(id, KeyEvent::InvPosted(wr)));
+        Some((r.rkey, r.turn))
     }
 
     /// Invalidating → Live: the device refused the LOCAL_INV.
@@ -221,24 +338,42 @@ impl KeyTable {
     }
 
     /// → Dead, by a rule; returns the exposure that it was part of.
+    #[inline]
     pub(crate) fn kill(&mut self, id: RegionId, rule: Rule) -> Option<ExposureId> {
-        let r = self.regions.get(id)?;
+        let r = self.regions.get_mut(id)?;
         if r.state != KeyState::Staged && r.state != KeyState::Dead {
-            self.note(id, KeyEvent::Killed(rule));
+            self.ledger.write(r.line(id, KeyEvent::Killed(rule)));
         }
-        let mut exposure = None;
-        self.change(id, |r| {
-            r.state = KeyState::Dead;
-            exposure = r.exposure.take();
-        });
-        exposure
+        self.inv_slots -= usize::from(r.needs_inv_slot());
+        r.state = KeyState::Dead;
+        r.exposure.take()
+    }
+
+    /// Whether the registration of this number is the region's last one, and its key is live.
+    #[inline]
+    pub(crate) fn is_live(&self, id: RegionId, turn: u32) -> bool {
+        self.regions.get(id).is_some_and(|r| r.turn == turn && r.state == KeyState::Live)
+    }
+
+    /// The LOCAL_INV of one registration of a region succeeded: Invalidating → Dead. `None`, and no
+    /// change, for an earlier registration, or if the key is dead already.
+    #[inline]
+    pub(crate) fn invalidated(&mut self, id: RegionId, turn: u32) -> Option<Invalidated> {
+        let r = self.regions.get_mut(id)?;
+        if r.turn != turn || r.state != KeyState::Invalidating {
+            return None;
+        }
+        // Its reserved slot was taken by the LOCAL_INV.
+        self.ledger.write(r.line(id, KeyEvent::Killed(Rule::LocalInv)));
+        r.state = KeyState::Dead;
+        let worn = r.tags == Region::TAGS && !mutant!("D-11");
+        Some(Invalidated { exposure: r.exposure.take(), worn })
     }
 
     /// Writes what happened to a key.
     pub(crate) fn note(&mut self, region: RegionId, what: KeyEvent) {
         if let Some(r) = self.regions.get(region) {
-            let (rkey, turn) = (r.rkey, r.turn);
-            self.ledger.write(LedgerEvent::Key { region, rkey, turn, what });
+            self.ledger.write(r.line(region, what));
         }
     }
 
@@ -263,9 +398,7 @@ impl KeyTable {
     pub(crate) fn remove(&mut self, id: RegionId) {
         if let Some(r) = self.regions.remove(id) {
             debug_assert_eq!(r.state, KeyState::Dead);
-            if self.by_index.get(&r.rkey.index()) == Some(&id) {
-                self.by_index.remove(&r.rkey.index());
-            }
+            self.by_index.remove(r.rkey.index(), id);
         }
     }
 

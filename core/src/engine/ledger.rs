@@ -9,7 +9,6 @@ use crate::device::WcStatus;
 use crate::memreg::RegionId;
 use crate::types::{Epoch, QpId, Rkey, Tick, WrId};
 use slotmap::Key;
-use std::collections::VecDeque;
 use std::fmt;
 
 /// Why a key is dead: the only ways there are (rule 2).
@@ -119,7 +118,8 @@ pub struct LedgerEntry {
 /// The last [`Ledger::CAPACITY`] lines.
 #[derive(Clone, Debug)]
 pub struct Ledger {
-    lines: VecDeque<LedgerEntry>,
+    /// Line `seq` stands at `seq % CAPACITY`, until a later one takes its place.
+    lines: Vec<LedgerEntry>,
     next: u64,
     pub(crate) now: Tick,
 }
@@ -129,21 +129,29 @@ impl Ledger {
     pub const CAPACITY: usize = 4096;
 
     pub(crate) fn new() -> Ledger {
-        Ledger { lines: VecDeque::with_capacity(Ledger::CAPACITY), next: 0, now: Tick(0) }
+        Ledger { lines: Vec::with_capacity(Ledger::CAPACITY), next: 0, now: Tick(0) }
     }
 
+    #[inline]
     pub(crate) fn write(&mut self, event: LedgerEvent) {
-        if self.lines.len() == Ledger::CAPACITY {
-            self.lines.pop_front();
+        let line = LedgerEntry { seq: self.next, at: self.now, event };
+        match self.lines.get_mut(place(self.next)) {
+            Some(oldest) => *oldest = line,
+            None => self.lines.push(line),
         }
-        self.lines.push_back(LedgerEntry { seq: self.next, at: self.now, event });
         self.next += 1;
     }
 
     /// The lines, oldest first.
     pub fn iter(&self) -> impl Iterator<Item = &LedgerEntry> {
-        self.lines.iter()
+        let full = self.lines.len() == Ledger::CAPACITY;
+        let (newer, older) = self.lines.split_at(if full { place(self.next) } else { 0 });
+        older.iter().chain(newer)
     }
+}
+
+const fn place(seq: u64) -> usize {
+    (seq % Ledger::CAPACITY as u64) as usize
 }
 
 /// The whole ring as a trace: a header with the number of lines, then one line an event.
@@ -199,7 +207,8 @@ mod tests {
             l.write(LedgerEvent::QpDestroyed(QpId(1)));
         }
         assert_eq!(l.iter().count(), Ledger::CAPACITY);
-        assert_eq!(l.iter().next().map(|e| e.seq), Some(5000 - Ledger::CAPACITY as u64));
+        let seqs: Vec<u64> = l.iter().map(|e| e.seq).collect();
+        assert!(seqs.iter().copied().eq(5000 - Ledger::CAPACITY as u64..5000), "{seqs:?}");
     }
 
     #[test]

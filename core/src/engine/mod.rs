@@ -24,7 +24,7 @@ pub mod stats;
 use crate::device::{
     Caps, Device, DeviceError, DeviceErrorKind, MrKeys, Purpose, Verb, WrChain, errno,
 };
-use crate::mem::{Fenced, LocalMr, Placement, Unmapped};
+use crate::mem::{ExposedBytes, Fenced, LocalMr, Placement, Unmapped};
 use crate::memreg::{Event, RegionId, SegShape};
 use crate::mutants::mutant;
 use crate::sizing::Limits;
@@ -34,14 +34,12 @@ use crate::types::{
 };
 use arena::Arena;
 use domain::Domain;
-use exposure::{Buffers, ExposureId, ExposureState, LocalId, Piece, Slots};
+use exposure::{Buffers, ExposureId, ExposureState, LocalId, Piece, Place, Slots};
 use keys::{KeyTable, RegionKind};
 use ledger::{KeyEvent, LedgerEvent, Rule};
-use ring::{RingOp, SendRing};
+use ring::SendRing;
 use slotmap::Key;
-use smallvec::SmallVec;
 use stats::Stats;
-use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -70,13 +68,16 @@ pub(crate) struct Engine<D: Device> {
     pub(crate) staged: Vec<ExposureId>,
     /// Sum of their staged WRs.
     pub(crate) staged_wrs: usize,
-    /// The chain being built, and what each of its WRs is for (with the wish for a signal).
+    /// The chain being built. Each of its WRs is in the ring already.
     pub(crate) chain: WrChain,
-    pub(crate) chain_ops: Vec<(RingOp, bool)>,
+    /// Registrations and invalidations in it.
+    pub(crate) chained_staged: usize,
+    pub(crate) chained_inv: usize,
+    pub(crate) chained_signaled: usize,
     /// No lease ends before this.
     pub(crate) next_lease: Option<Tick>,
     /// What the strategy has not heard yet.
-    pub(crate) events: VecDeque<(RegionId, Event)>,
+    pub(crate) events: EventQueue,
     /// Rights of a buffer's local MR: local write, and parent of windows where there are any.
     pub(crate) local_access: Access,
     /// Added to every registration of data: relaxed ordering, or nothing.
@@ -101,8 +102,37 @@ pub(crate) enum Stray {
     Cq(CqId),
 }
 
-/// Buffers on loan, and the error with which the loan failed.
-pub(crate) type LendResult = Result<SmallVec<[Piece; 4]>, (Buffers, DeviceError)>;
+/// What the strategy has to hear, in order. Keeps its memory.
+#[derive(Debug, Default)]
+pub(crate) struct EventQueue {
+    list: Vec<(RegionId, Event)>,
+    /// How many of the list are heard.
+    heard: usize,
+}
+
+impl EventQueue {
+    #[inline]
+    pub(crate) fn push(&mut self, region: RegionId, event: Event) {
+        self.list.push((region, event));
+    }
+
+    #[inline]
+    pub(crate) fn pop(&mut self) -> Option<(RegionId, Event)> {
+        let next = self.list.get(self.heard).copied();
+        match next {
+            Some(_) => self.heard += 1,
+            None => {
+                self.list.clear();
+                self.heard = 0;
+            }
+        }
+        next
+    }
+
+    pub(crate) fn contains(&self, region: RegionId, event: Event) -> bool {
+        self.list[self.heard..].contains(&(region, event))
+    }
+}
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
@@ -133,9 +163,11 @@ impl<D: Device> Engine<D> {
             staged: vec![],
             staged_wrs: 0,
             chain: WrChain::new(),
-            chain_ops: vec![],
+            chained_staged: 0,
+            chained_inv: 0,
+            chained_signaled: 0,
             next_lease: None,
-            events: VecDeque::with_capacity(64),
+            events: EventQueue::default(),
             local_access: local_access(&caps),
             ordering: Access::empty(),
             strays: vec![],
@@ -150,80 +182,95 @@ impl<D: Device> Engine<D> {
     }
 
     /// Takes the CPU's view of every buffer and lends it to the device if `map` (a bounced exposure
-    /// stays home).
-    pub(crate) fn lend(&mut self, buffers: Buffers, map: bool) -> LendResult {
-        let mut pieces = SmallVec::new();
-        let mut failed = None;
-        for (buf, range) in buffers {
-            let (bytes, mut place) = buf.into_exposed();
-            let mut mapped = None;
-            if map && failed.is_none() {
-                // A placement of another device names an address that means something else here.
-                if place.as_ref().is_some_and(|p| p.device != self.device_id) {
-                    place = None;
-                }
-                match self.device.dma_map(&bytes, place.as_ref().map(|p| p.addr)) {
-                    Ok(addr) => {
-                        mapped = Some(addr);
-                        if place.is_none() {
-                            let device = self.device_id;
-                            place = Some(Box::new(Placement { device, addr, local: None }));
-                        }
+    /// stays home). `buffers` keeps its memory and nothing else.
+    ///
+    /// # Errors
+    /// The device's; every buffer is back in its place.
+    pub(crate) fn lend(
+        &mut self,
+        buffers: &mut Buffers,
+        pieces: &mut Vec<Piece>,
+        map: bool,
+    ) -> Result<(), DeviceError> {
+        pieces.extend(buffers.0.drain(..).map(|(buf, range)| {
+            let (bytes, place) = buf.into_exposed();
+            Piece { bytes, place, mapped: None, range, once: None }
+        }));
+        if !map {
+            return Ok(());
+        }
+        for piece in &mut *pieces {
+            // A placement of another device names an address that means something else here.
+            let home = piece.place.as_ref().filter(|p| p.device == self.device_id);
+            let home = home.map(|p| p.addr);
+            match self.device.dma_map(&piece.bytes, home) {
+                Ok(addr) => {
+                    piece.mapped = Some(addr);
+                    if home.is_none() {
+                        let device = self.device_id;
+                        piece.place = Some(Box::new(Placement { device, addr, local: None }));
                     }
-                    Err(e) => failed = Some(e),
+                }
+                Err(e) => {
+                    // No key was ever made for these: the proof is that nothing happened.
+                    for piece in pieces.drain(..) {
+                        self.give_back(piece, Fenced::mint(), buffers);
+                    }
+                    return Err(e);
                 }
             }
-            pieces.push(Piece { bytes, place, mapped, range, once: None });
         }
-        match failed {
-            None => Ok(pieces),
-            Some(e) => {
-                // No key was ever made for these: the proof is that nothing happened.
-                let mut back = Buffers::new();
-                for piece in pieces {
-                    self.give_back(piece, Fenced::mint(), &mut back);
-                }
-                Err((back, e))
-            }
-        }
+        Ok(())
     }
 
     /// Ends the device's loan and returns the CPU's view. False if the device did not let go: the
     /// memory is then leaked on purpose, for it may still be reached, and counted.
+    #[inline]
     pub(crate) fn give_back(&mut self, piece: Piece, proof: Fenced, back: &mut Buffers) -> bool {
         let Piece { bytes, place, mapped, range, once } = piece;
-        let len = bytes.len() as u64;
-        let ended = once.map_or(Ok(()), |mr| self.dereg_mr(mr));
-        let unmapped = match (ended, mapped) {
-            (Err(e), _) => {
-                self.strays.extend(once.map(Stray::Sink));
-                Err((e, proof))
-            }
-            (Ok(()), None) => Ok(Unmapped::after(proof)),
-            (Ok(()), Some(addr)) => self.device.dma_unmap(addr, proof),
+        if let Some(mr) = once
+            && let Err(e) = self.dereg_mr(mr)
+        {
+            self.strays.push(Stray::Sink(mr));
+            return self.keep((bytes, place), Some(e));
+        }
+        let unmapped = match mapped {
+            None => Ok(Unmapped::after(proof)),
+            Some(addr) => self.device.dma_unmap(&bytes, addr, proof),
         };
-        let kept = match unmapped {
+        match unmapped {
             Ok(unmapped) => match bytes.into_buf(unmapped, place) {
                 Ok(buf) => {
                     back.push(buf, range);
-                    return true;
+                    true
                 }
-                Err(kept) => kept,
+                Err(kept) => self.keep(kept, None),
             },
-            Err((e, _)) => {
-                tracing::error!(error = %e, len, "device keeps a mapping; its bytes are leaked");
-                (bytes, place)
-            }
-        };
+            Err((e, _)) => self.keep((bytes, place), Some(e)),
+        }
+    }
+
+    /// Leaks bytes that may still be reached. False, as `give_back` answers.
+    #[cold]
+    fn keep(
+        &mut self,
+        kept: (ExposedBytes, Option<Box<Placement>>),
+        why: Option<DeviceError>,
+    ) -> bool {
+        let len = kept.0.len() as u64;
+        if let Some(e) = why {
+            tracing::error!(error = %e, len, "device keeps a mapping; its bytes are leaked");
+        }
         std::mem::forget(kept);
         self.stats.bytes_leaked += len;
         false
     }
 
     /// A region's key is dead by `rule`; its exposure may be fenced by that.
+    #[inline]
     pub(crate) fn closed(&mut self, region: RegionId, rule: Rule) {
         if let Some(id) = self.keys.kill(region, rule) {
-            self.release(id);
+            self.release(id, 1);
         }
     }
 
@@ -233,13 +280,14 @@ impl<D: Device> Engine<D> {
     ///
     /// # Cost
     /// Two verbs, once in 255 registrations of a region.
+    #[inline(never)]
     pub(crate) fn renew_if_worn(&mut self, region: RegionId) {
         if !self.keys.is_worn(region) || self.qp.is_none() {
             return;
         }
         if let Err(e) = self.renew(region) {
             tracing::warn!(error = %e, "region not renewed");
-            self.events.push_back((region, Event::RegUnknown));
+            self.events.push(region, Event::RegUnknown);
         }
     }
 
@@ -278,10 +326,11 @@ impl<D: Device> Engine<D> {
         }
     }
 
-    /// One reason less to keep an exposure's bytes.
-    pub(crate) fn release(&mut self, id: ExposureId) {
+    /// That many reasons less to keep an exposure's bytes.
+    #[inline(never)]
+    pub(crate) fn release(&mut self, id: ExposureId, count: usize) {
         let Some(e) = self.slots.exposures.get_mut(id) else { return };
-        e.open = e.open.saturating_sub(1);
+        e.open = e.open.saturating_sub(count);
         if e.open == 0 {
             self.fence(id);
         }
@@ -290,10 +339,10 @@ impl<D: Device> Engine<D> {
     /// The live set of an exposure is empty: mints the proofs and takes the bytes back.
     fn fence(&mut self, id: ExposureId) {
         let Some(e) = self.slots.exposures.get_mut(id) else { return };
-        let pieces = std::mem::take(&mut e.pieces);
+        let mut pieces = std::mem::take(&mut e.pieces);
         let mut back = std::mem::take(&mut e.back);
         let mut whole = true;
-        for piece in pieces {
+        for piece in pieces.drain(..) {
             whole &= self.give_back(piece, Fenced::mint(), &mut back);
         }
         let bytes = back.iter().map(|(buf, _)| buf.len() as u64).sum();
@@ -301,7 +350,7 @@ impl<D: Device> Engine<D> {
         self.keys.ledger.write(LedgerEvent::BytesBack { exposure, bytes });
         let Some(e) = self.slots.exposures.get_mut(id) else { return };
         self.stats.fences += u64::from(e.counted);
-        e.back = back;
+        (e.pieces, e.back) = (pieces, back);
         e.state = if whole { ExposureState::Fenced } else { ExposureState::Held };
         if e.flag.is_abandoned() {
             self.free_abandoned(id);
@@ -378,7 +427,7 @@ impl<D: Device> Engine<D> {
         let pooled = self.keys.get(region).is_some_and(|r| r.kind.by_wr());
         self.end_region(region)?;
         if pooled {
-            self.events.push_back((region, event));
+            self.events.push(region, event);
         }
         Ok(())
     }
@@ -430,15 +479,13 @@ impl<D: Device> Engine<D> {
 
     /// The local MR of a lent buffer, made anew unless the buffer carries one of this very PD.
     pub(crate) fn local_mr(&mut self, piece: &mut Piece) -> Result<(MrId, Lkey), DeviceError> {
-        let Some(place) = piece.place.as_mut() else {
-            return Err(DeviceError::new(Verb::RegMr, errno::EFAULT));
-        };
-        if let Some(local) = &place.local
-            && (Arc::ptr_eq(&local.owner, &self.domain.queue) || mutant!("D-13"))
-        {
+        if let Some(local) = piece.local(&self.domain.queue) {
             self.stats.local_hits += 1;
             return Ok((local.mr, local.lkey));
         }
+        let Some(place) = piece.place.as_mut() else {
+            return Err(DeviceError::new(Verb::RegMr, errno::EFAULT));
+        };
         let len = piece.bytes.len() as u64;
         // Local rights only: no peer gets in through it, so it may stay registered.
         let access = match piece.bytes.is_read_only() {
@@ -489,13 +536,13 @@ impl<D: Device> Engine<D> {
     /// Ends a read or write whose WRs are all retired: its buffers are nobody else's any more.
     pub(crate) fn finish_local(&mut self, id: LocalId) {
         let Some(op) = self.slots.locals.get_mut(id) else { return };
-        let pieces = std::mem::take(&mut op.pieces);
+        let mut pieces = std::mem::take(&mut op.pieces);
         let mut back = std::mem::take(&mut op.back);
-        for piece in pieces {
+        for piece in pieces.drain(..) {
             self.give_back(piece, Fenced::mint(), &mut back);
         }
         let Some(op) = self.slots.locals.get_mut(id) else { return };
-        op.back = back;
+        (op.pieces, op.back) = (pieces, back);
         op.done = true;
         if op.flag.is_abandoned() {
             self.slots.free_local(id);
@@ -503,14 +550,15 @@ impl<D: Device> Engine<D> {
     }
 }
 
-/// The parts of `pieces` that the payload bytes `range` lie in: index of the piece, and bytes of
-/// its buffer.
+/// The parts of `pieces` that the payload bytes `range` lie in, of which none lies before `from`:
+/// index of the piece, and bytes of its buffer.
 pub(crate) fn spans(
     pieces: &[Piece],
+    from: Place,
     range: Range<u64>,
 ) -> impl Iterator<Item = (usize, Range<usize>)> + '_ {
-    let mut start = 0u64;
-    pieces.iter().enumerate().filter_map(move |(i, p)| {
+    let Place { piece: first, mut start } = from.seek(pieces, range.start);
+    pieces.iter().enumerate().skip(first).map_while(move |(i, p)| {
         let end = start + p.range.len() as u64;
         let from = range.start.max(start);
         let to = range.end.min(end);

@@ -7,7 +7,6 @@ use crate::engine::exposure::LocalId;
 use crate::memreg::RegionId;
 use crate::mutants::mutant;
 use crate::types::{Epoch, WrId};
-use std::collections::VecDeque;
 
 /// What a WR on the send queue was for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -39,6 +38,7 @@ const KIND_SEND: u64 = 1;
 const KIND_RECV: u64 = 2;
 
 /// Packs epoch (16 bits), kind (8) and sequence (40).
+#[inline]
 fn pack(epoch: Epoch, kind: u64, seq: u64) -> WrId {
     WrId((u64::from(epoch.0 & 0xffff) << 48) | (kind << SEQ_BITS) | (seq & SEQ_MASK))
 }
@@ -49,6 +49,7 @@ pub(crate) fn recv_id(epoch: Epoch, slot: u32) -> WrId {
 }
 
 /// What a cookie names, or `None` if it is of another epoch or not ours.
+#[inline]
 pub(crate) fn decode(epoch: Epoch, id: WrId) -> Option<Cookie> {
     if id.0 >> 48 != u64::from(epoch.0 & 0xffff) && !mutant!("epoch") {
         return None;
@@ -67,79 +68,209 @@ struct Entry {
     signaled: bool,
 }
 
+impl Entry {
+    const NONE: Entry = Entry { op: RingOp::Send(None), signaled: false };
+}
+
+/// Places in the ring, one behind the other, that are being filled.
+#[derive(Debug)]
+pub(crate) struct Run {
+    place: usize,
+    /// Places that are left.
+    pub(crate) left: usize,
+    /// Cookie of the next WR, and of the first.
+    id: u64,
+    first: u64,
+    /// Whether its WRs must be signaled: then it is only one.
+    pub(crate) signaled: bool,
+}
+
+impl Run {
+    /// Cookie of the next WR.
+    #[inline]
+    pub(crate) fn next_id(&self) -> WrId {
+        WrId(self.id)
+    }
+}
+
 /// The outstanding WRs of one QP.
 #[derive(Debug)]
 pub(crate) struct SendRing {
     depth: usize,
     epoch: Epoch,
-    entries: VecDeque<Entry>,
+    /// A power of two, at least the depth. The entry of `seq` stands at `seq` modulo their number.
+    entries: Vec<Entry>,
     /// Sequence of the front entry.
     front: u64,
+    /// Entries from the front one.
+    count: usize,
     /// Entries behind the last signaled one.
     unsignaled: usize,
+    /// How many unsignaled entries may come in a row.
+    unsignaled_limit: usize,
 }
 
 impl SendRing {
     /// An empty ring over a queue of `depth` slots, one of which is the sentinel's for ever.
     pub(crate) fn new(depth: u32, epoch: Epoch) -> SendRing {
         let depth = depth as usize;
-        let entries = VecDeque::with_capacity(depth);
-        SendRing { depth, epoch, entries, front: 0, unsignaled: 0 }
+        let entries = vec![Entry::NONE; depth.next_power_of_two()];
+        let unsignaled_limit = (depth / 2).max(1) - 1;
+        SendRing { depth, epoch, entries, front: 0, count: 0, unsignaled: 0, unsignaled_limit }
     }
 
     /// Slots of the queue.
+    #[inline]
     pub(crate) fn depth(&self) -> usize {
         self.depth
     }
 
     /// WRs that may still be on the queue.
+    #[inline]
     pub(crate) fn outstanding(&self) -> usize {
-        self.entries.len()
+        self.count
     }
 
     /// WRs whose completion the device owes.
     pub(crate) fn owed(&self) -> usize {
-        self.entries.iter().filter(|e| e.signaled).count()
+        (0..self.count).filter(|&i| self.entry(i).signaled).count()
     }
 
     /// WRs that no later signal covers yet.
+    #[inline]
     pub(crate) fn unsignaled(&self) -> usize {
         self.unsignaled
     }
 
     /// Enters a WR before it is posted; returns its cookie and whether it must be signaled.
-    ///
-    /// At least every half queue one is (rule 9), whoever asked for what. The caller has checked
-    /// that it fits.
+    #[inline]
     pub(crate) fn push(&mut self, op: RingOp, want_signal: bool) -> (WrId, bool) {
-        let due = self.unsignaled + 1 >= (self.depth / 2).max(1) && !mutant!("rule-9");
-        let signaled = want_signal || due;
-        let seq = self.front + self.entries.len() as u64;
-        self.entries.push_back(Entry { op, signaled });
-        self.unsignaled = if signaled { 0 } else { self.unsignaled + 1 };
-        (pack(self.epoch, KIND_SEND, seq), signaled)
+        let mut run = self.run(1);
+        run.signaled |= want_signal;
+        let id = self.enter(&mut run, op);
+        self.end_run(&run);
+        (id, run.signaled)
+    }
+
+    /// Places for at most `want` WRs in a row that need no signal, or for one that does.
+    ///
+    /// At least every half queue one is signaled (rule 9), whoever asked for what. The caller has
+    /// checked that they fit.
+    #[inline]
+    pub(crate) fn run(&mut self, want: usize) -> Run {
+        let unforced = self.unsignaled_limit.saturating_sub(self.unsignaled);
+        let signaled = unforced == 0 && !mutant!("rule-9");
+        if self.count == self.entries.len() {
+            self.grow();
+        }
+        let seq = self.front + self.count as u64;
+        let place = self.place(seq);
+        let id = pack(self.epoch, KIND_SEND, seq).0;
+        // Not past the end of the list, nor past the last number.
+        let in_a_row = (self.entries.len() - place).min(self.entries.len() - self.count);
+        let numbers = (SEQ_MASK - (seq & SEQ_MASK)) as usize + 1;
+        let most = if signaled { 1 } else { unforced.max(1).min(in_a_row).min(numbers) };
+        Run { place, left: want.min(most), id, first: id, signaled }
+    }
+
+    /// Enters the next WR of a run that has a place left; returns its cookie.
+    #[inline]
+    pub(crate) fn enter(&mut self, run: &mut Run, op: RingOp) -> WrId {
+        if let Some(e) = self.entries.get_mut(run.place) {
+            *e = Entry { op, signaled: run.signaled };
+        }
+        let id = run.id;
+        run.place += 1;
+        run.left -= 1;
+        run.id += 1;
+        WrId(id)
+    }
+
+    /// The WRs of a run are all entered that will be; nothing else was entered since it began.
+    /// Returns how many of them are signaled.
+    #[inline]
+    pub(crate) fn end_run(&mut self, run: &Run) -> usize {
+        let entered = (run.id - run.first) as usize;
+        self.count += entered;
+        if !run.signaled || entered == 0 {
+            self.unsignaled += entered;
+            return 0;
+        }
+        self.unsignaled = 0;
+        entered
+    }
+
+    /// The newest entry is to be signaled too.
+    pub(crate) fn signal_last(&mut self) {
+        let Some(last) = self.count.checked_sub(1) else { return };
+        let place = self.place(self.front + last as u64);
+        if let Some(e) = self.entries.get_mut(place) {
+            e.signaled = true;
+            self.unsignaled = 0;
+        }
     }
 
     /// Takes back the newest entry, which the device refused, and its cookie.
     pub(crate) fn take_back(&mut self) -> Option<(RingOp, WrId)> {
-        let e = self.entries.pop_back()?;
-        let seq = self.front + self.entries.len() as u64;
-        self.unsignaled = self.entries.iter().rev().take_while(|e| !e.signaled).count();
-        Some((e.op, pack(self.epoch, KIND_SEND, seq)))
+        self.count = self.count.checked_sub(1)?;
+        let op = self.entry(self.count).op;
+        let seq = self.front + self.count as u64;
+        self.unsignaled = (0..self.count).rev().take_while(|&i| !self.entry(i).signaled).count();
+        Some((op, pack(self.epoch, KIND_SEND, seq)))
     }
 
     /// Whether `seq` (the low bits, as in a cookie) is outstanding; its position from the front.
+    #[inline]
     pub(crate) fn position(&self, seq: u64) -> Option<usize> {
         let ahead = seq.wrapping_sub(self.front) & SEQ_MASK;
-        usize::try_from(ahead).ok().filter(|&i| i < self.entries.len())
+        usize::try_from(ahead).ok().filter(|&i| i < self.count)
+    }
+
+    /// What the WR at a position from the front is for.
+    #[inline]
+    pub(crate) fn peek(&self, i: usize) -> Option<RingOp> {
+        let e = self.entries.get(self.place(self.front + i as u64))?;
+        (i < self.count).then_some(e.op)
+    }
+
+    /// Retires that many of the oldest entries.
+    #[inline]
+    pub(crate) fn retire(&mut self, count: usize) {
+        let count = count.min(self.count);
+        self.count -= count;
+        self.front += count as u64;
+        self.unsignaled = self.unsignaled.min(self.count);
     }
 
     /// Retires the oldest entry.
     pub(crate) fn retire_front(&mut self) -> Option<RingOp> {
-        let e = self.entries.pop_front()?;
+        self.count = self.count.checked_sub(1)?;
+        let op = self.entries.get(self.place(self.front))?.op;
         self.front += 1;
-        self.unsignaled = self.unsignaled.min(self.entries.len());
-        Some(e.op)
+        self.unsignaled = self.unsignaled.min(self.count);
+        Some(op)
+    }
+
+    #[inline]
+    fn place(&self, seq: u64) -> usize {
+        seq as usize & (self.entries.len() - 1)
+    }
+
+    /// The entry at a position from the front.
+    fn entry(&self, i: usize) -> Entry {
+        self.entries.get(self.place(self.front + i as u64)).copied().unwrap_or(Entry::NONE)
+    }
+
+    /// More WRs than the queue has slots: the device will refuse them, and they are taken back from
+    /// here.
+    #[cold]
+    fn grow(&mut self) {
+        let old: Vec<Entry> = (0..self.count).map(|i| self.entry(i)).collect();
+        self.entries = vec![Entry::NONE; (self.entries.len() + 1).next_power_of_two()];
+        for (i, entry) in old.into_iter().enumerate() {
+            let place = self.place(self.front + i as u64);
+            self.entries[place] = entry;
+        }
     }
 }
 
@@ -189,6 +320,21 @@ mod tests {
                 assert_eq!(run, r.unsignaled());
             }
         }
+    }
+
+    #[test]
+    fn entries_beyond_the_depth_are_kept_in_order() {
+        let mut r = SendRing::new(4, Epoch(1));
+        for round in 0..3u32 {
+            (0..9).for_each(|i| {
+                r.push(RingOp::Send(Some(round * 9 + i)), false);
+            });
+            assert_eq!(r.outstanding(), 9);
+            (0..9).for_each(|i| {
+                assert_eq!(r.retire_front(), Some(RingOp::Send(Some(round * 9 + i))));
+            });
+        }
+        assert_eq!(r.retire_front(), None);
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! From wishes to WRs: checks a batch, stages it, builds the chain, and takes back what was not
 //! posted.
 
-use super::exposure::{ExposureId, ExposureState, LocalId, Part, Piece};
-use super::keys::{KeyState, RegionKind};
+use super::exposure::{Exposure, ExposureId, ExposureState, LocalId, Part, Piece, Place};
+use super::keys::{KeyState, Region, RegionKind};
 use super::ledger::Rule;
 use super::ring::RingOp;
 use super::{Engine, spans};
@@ -12,7 +12,7 @@ use crate::device::{
 };
 use crate::memreg::{Event, MAX_REGIONS, RegionId, SegList, SegShape, Wish, WrBatch};
 use crate::mutants::mutant;
-use crate::types::{Access, DmaAddr, MrId, Rkey, Segment, WrId};
+use crate::types::{Access, DmaAddr, Segment};
 use smallvec::SmallVec;
 use std::ops::Range;
 
@@ -26,6 +26,8 @@ pub(crate) enum BadMap {
 }
 
 const NOT_COVERED: BadMap = BadMap::Lie("strategy did not cover the bytes exactly once");
+
+const TOO_MUCH: &str = "strategy asked one region for more than it can describe";
 
 /// How a post ended that did not take every WR.
 #[derive(Clone, Copy, Debug)]
@@ -64,27 +66,32 @@ impl<D: Device> Engine<D> {
         segs: &SegList<'_>,
         batch: &WrBatch,
     ) -> Result<(), BadMap> {
-        for wish in batch.wishes() {
-            let Wish::Register(region, bytes) = wish else {
-                return Err(BadMap::Lie("strategy wished for an invalidation in map"));
-            };
-            self.check_wish(segs, *region, bytes).map_err(BadMap::Lie)?;
-            self.ready_parent(id, *region, bytes)?;
-            if self.keys.stage(*region, id).is_none() {
-                let lie = "strategy wished to register a region whose key is not proven dead";
-                return Err(BadMap::Lie(lie));
-            }
-            let Some(e) = self.slots.exposures.get_mut(id) else { return Err(NOT_COVERED) };
-            e.parts.push(Part { region: *region, bytes: bytes.clone() });
-            e.open += 1;
-            e.staged += 1;
-            self.staged_wrs += 1;
-        }
+        let before = self.slots.exposures.get(id).map_or(0, |e| e.parts.len());
+        let (whole, end) = self.stage_whole_pieces(id, batch.wishes());
+        let staged = self.stage_wishes(id, segs, &batch.wishes()[whole..]);
         let Some(e) = self.slots.exposures.get_mut(id) else { return Err(NOT_COVERED) };
-        e.parts.sort_unstable_by_key(|p| p.bytes.start);
+        // Also after an error: those that were staged must be undone.
+        let count = e.parts.len() - before;
+        e.open += count;
+        e.staged += count;
+        self.staged_wrs += count;
+        staged?;
+        if count == e.parts.len() && whole == count && end == segs.total() {
+            // One window on each piece: nothing is left to check.
+            return Ok(());
+        }
+        // Usually the strategy wished in order and granted nothing by a verb: then the segments
+        // stand as they were staged.
+        let mut as_staged = e.parts.len() == batch.wishes().len();
+        if !e.parts.is_sorted_by_key(|p| p.bytes.start) {
+            e.parts.sort_unstable_by_key(|p| p.bytes.start);
+            as_staged = false;
+        }
         let mut at = 0;
         for p in &e.parts {
-            let granted = self.keys.get(p.region).is_some_and(|r| r.exposure == Some(id));
+            // What was just staged is this exposure's.
+            let granted =
+                as_staged || self.keys.get(p.region).is_some_and(|r| r.exposure == Some(id));
             if (p.bytes.start != at || !granted) && !mutant!("rule-6-map") {
                 return Err(NOT_COVERED);
             }
@@ -94,60 +101,117 @@ impl<D: Device> Engine<D> {
         if !whole || e.parts.len() > MAX_REGIONS {
             return Err(NOT_COVERED);
         }
-        self.fill_segments(id);
+        if !as_staged || mutant!("D-04") {
+            self.fill_segments(id);
+        }
         Ok(())
     }
 
-    /// A window needs its parent registered before it can be bound.
-    fn ready_parent(
+    /// Stages the wishes at the front that are windows over whole pieces, in the order of the
+    /// pieces, as a strategy over windows has them. Returns how many, and where the next one would
+    /// begin; the first that is anything else, or wrong, is left to `stage_wishes`.
+    #[inline(never)]
+    fn stage_whole_pieces(&mut self, id: ExposureId, wishes: &[Wish]) -> (usize, u64) {
+        let (mut count, mut start) = (0, 0);
+        let Some(e) = self.slots.exposures.get_mut(id) else { return (0, 0) };
+        let Exposure { pieces, parts, segments, grant, .. } = &mut **e;
+        if !self.arenas.is_empty() || !parts.is_empty() {
+            return (0, 0);
+        }
+        let wishes = wishes.get(..MAX_REGIONS).unwrap_or(wishes);
+        for (wish, piece) in wishes.iter().zip(&*pieces) {
+            let len = piece.range.len() as u64;
+            let end = start + len;
+            let (Wish::Register(region, bytes), Some(base)) = (wish, piece.mapped) else { break };
+            let whole = bytes.start == start && bytes.end == end && len > 0;
+            if !whole || piece.local(&self.domain.queue).is_none() {
+                break;
+            }
+            let Some(staging) = self.keys.staging(*region) else { break };
+            if !matches!(staging.region().kind, RegionKind::Window { .. }) {
+                break;
+            }
+            let Some(rkey) = staging.stage(id) else { break };
+            let at = Place { piece: count, start };
+            let addr = base.0 + piece.range.start as u64;
+            parts.push(Part { region: *region, bytes: start..end, at });
+            segments.push(Segment { rkey, addr, len, grant: *grant, epoch: self.epoch });
+            (count, start) = (count + 1, end);
+        }
+        self.stats.local_hits += count as u64;
+        (count, start)
+    }
+
+    /// Checks each wish and stages it: a part and a segment of the exposure.
+    fn stage_wishes(
         &mut self,
         id: ExposureId,
-        region: RegionId,
-        bytes: &Range<u64>,
+        segs: &SegList<'_>,
+        wishes: &[Wish],
     ) -> Result<(), BadMap> {
-        let kind = self.keys.get(region).map(|r| r.kind);
-        let (Some(RegionKind::Window { .. }), Some(e)) = (kind, self.slots.exposures.get_mut(id))
-        else {
-            return Ok(());
-        };
+        let lie = |what| Err(BadMap::Lie(what));
+        if !wishes.is_empty() && !self.arenas.is_empty() {
+            return lie("strategy wished to register memory that is not lent to the device");
+        }
+        let (mut at, mut next, mut made_for) = (Place::default(), 0, None);
+        loop {
+            let Some(e) = self.slots.exposures.get_mut(id) else { return Err(NOT_COVERED) };
+            let Exposure { pieces, parts, segments, grant, .. } = &mut **e;
+            let without_parent = loop {
+                let Some(wish) = wishes.get(next) else { return Ok(()) };
+                let Wish::Register(region, bytes) = wish else {
+                    return lie("strategy wished for an invalidation in map");
+                };
+                let Some(staging) = self.keys.staging(*region) else {
+                    return lie("strategy named an unknown region");
+                };
+                if bytes.start >= bytes.end || bytes.end > segs.total() {
+                    return lie("strategy named bytes outside the exposure");
+                }
+                at = at.seek(pieces, bytes.start);
+                let Some(piece) = pieces.get(at.piece) else { return Err(NOT_COVERED) };
+                if let RegionKind::Window { .. } = staging.region().kind {
+                    if bytes.end - at.start > piece.range.len() as u64 {
+                        return lie(TOO_MUCH);
+                    }
+                    if piece.local(&self.domain.queue).is_none() {
+                        break at.piece;
+                    }
+                    self.stats.local_hits += u64::from(made_for != Some(next));
+                } else {
+                    fits_page_list(segs, bytes, staging.region().kind).map_err(BadMap::Lie)?;
+                }
+                let Some(rkey) = staging.stage(id) else {
+                    return lie(
+                        "strategy wished to register a region whose key is not proven dead",
+                    );
+                };
+                let base = piece.mapped.map_or(0, |a| a.0 + piece.range.start as u64);
+                let (addr, len) = (base + (bytes.start - at.start), bytes.end - bytes.start);
+                parts.push(Part { region: *region, bytes: bytes.clone(), at });
+                segments.push(Segment { rkey, addr, len, grant: *grant, epoch: self.epoch });
+                next += 1;
+            };
+            self.make_parent(id, without_parent).map_err(BadMap::Device)?;
+            made_for = Some(next);
+        }
+    }
+
+    /// A window needs its parent registered before it can be bound.
+    #[cold]
+    fn make_parent(&mut self, id: ExposureId, piece: usize) -> Result<(), DeviceError> {
+        let Some(e) = self.slots.exposures.get_mut(id) else { return Ok(()) };
         let mut pieces = std::mem::take(&mut e.pieces);
-        let hit = spans(&pieces, bytes.clone()).next();
-        let made = match hit {
+        let made = match pieces.get_mut(piece) {
             // The kernel counts the binding of windows among the rights to write.
-            Some((i, _)) if pieces[i].bytes.is_read_only() => {
-                Err(DeviceError::new(Verb::RegMr, errno::EACCES))
-            }
-            Some((i, _)) => self.local_mr(&mut pieces[i]).map(|_| ()),
+            Some(p) if p.bytes.is_read_only() => Err(DeviceError::new(Verb::RegMr, errno::EACCES)),
+            Some(piece) => self.local_mr(piece).map(drop),
             None => Ok(()),
         };
         if let Some(e) = self.slots.exposures.get_mut(id) {
             e.pieces = pieces;
         }
-        made.map_err(BadMap::Device)
-    }
-
-    fn check_wish(
-        &self,
-        segs: &SegList<'_>,
-        region: RegionId,
-        bytes: &Range<u64>,
-    ) -> Result<(), &'static str> {
-        let Some(r) = self.keys.get(region) else { return Err("strategy named an unknown region") };
-        if !self.arenas.is_empty() {
-            return Err("strategy wished to register memory that is not lent to the device");
-        }
-        if bytes.start >= bytes.end || bytes.end > segs.total() {
-            return Err("strategy named bytes outside the exposure");
-        }
-        let fits = match r.kind {
-            RegionKind::Fast { depth, kind, .. } => {
-                let run = segs.run(bytes.start, depth, kind == FastMrKind::Gaps);
-                run.bytes >= bytes.end - bytes.start
-            }
-            RegionKind::Window { .. } => segs.within_one(bytes),
-            _ => return Err("strategy wished to register a region that no WR registers"),
-        };
-        if fits { Ok(()) } else { Err("strategy asked one region for more than it can describe") }
+        made
     }
 
     /// What the peer is to be told, in payload order.
@@ -164,14 +228,15 @@ impl<D: Device> Engine<D> {
                 RegionKind::Bounce { at, grant, .. } => {
                     arenas.iter().find(|a| a.grant == grant).map_or(0, |a| a.addr.0 + at)
                 }
-                _ => spans(pieces, part.bytes.clone())
+                _ => spans(pieces, part.at, part.bytes.clone())
                     .next()
                     .and_then(|(i, s)| pieces[i].mapped.map(|a| a.0 + s.start as u64))
                     .unwrap_or(0),
             };
             let mut len = part.bytes.end - part.bytes.start;
             if mutant!("D-04") {
-                len = spans(pieces, part.bytes.clone()).next().map_or(len, |(_, s)| s.len() as u64);
+                let first = spans(pieces, part.at, part.bytes.clone()).next();
+                len = first.map_or(len, |(_, s)| s.len() as u64);
             }
             segments.push(Segment { rkey: r.rkey, addr, len, grant, epoch });
         }
@@ -185,9 +250,9 @@ impl<D: Device> Engine<D> {
             // Named and refused before it was staged: the strategy must hear of it all the same.
             if let Wish::Register(region, _) = wish
                 && self.keys.get(*region).is_some_and(|r| r.exposure.is_none())
-                && !self.events.contains(&(*region, Event::NeverPosted))
+                && !self.events.contains(*region, Event::NeverPosted)
             {
-                self.events.push_back((*region, Event::NeverPosted));
+                self.events.push(*region, Event::NeverPosted);
             }
         }
         let parts = self.part_regions(id);
@@ -214,97 +279,134 @@ impl<D: Device> Engine<D> {
         for region in self.part_regions(id) {
             if self.keys.get(region).is_some_and(|r| r.state == KeyState::Staged) {
                 self.closed(region, Rule::NeverPosted);
-                self.events.push_back((region, Event::NeverPosted));
+                self.events.push(region, Event::NeverPosted);
                 self.renew_if_worn(region);
             }
         }
     }
 
-    /// Puts the staged registrations of all exposures into the (empty) chain, in the order of
-    /// `expose`.
+    /// Puts the staged registrations of all exposures into the chain, in the order of `expose`.
     pub(crate) fn chain_staged(&mut self) {
         for k in 0..self.staged.len() {
-            let id = self.staged[k];
-            let Some(e) = self.slots.exposures.get(id) else { continue };
-            for (part, seg) in e.parts.iter().zip(&e.segments) {
-                let Some(r) = self.keys.get(part.region) else { continue };
-                if r.state != KeyState::Staged || r.exposure != Some(id) {
-                    continue;
+            self.chain_exposure(self.staged[k]);
+        }
+    }
+
+    fn chain_exposure(&mut self, id: ExposureId) {
+        let chained_before = self.chain.wrs().len();
+        let windows = self.chain_windows(id);
+        self.chain_others(id, windows);
+        self.chained_staged += self.chain.wrs().len() - chained_before;
+    }
+
+    /// The binds of the parts at the front that are windows; returns how many parts those are.
+    #[inline(never)]
+    fn chain_windows(&mut self, id: ExposureId) -> usize {
+        let Some(e) = self.slots.exposures.get(id) else { return 0 };
+        // One remote right and no local one: that is the parent's.
+        let access = e.grant.access() & Access::REMOTE;
+        let mut run = self.ring.run(e.parts.len());
+        let mut count = 0;
+        for (part, seg) in e.parts.iter().zip(&e.segments) {
+            let Some(mr) = e.pieces.get(part.at.piece).and_then(Piece::parent) else { break };
+            let Some(granting) = self.keys.staged(part.region, id) else { break };
+            let RegionKind::Window { mw } = granting.region().kind else { break };
+            if run.left == 0 {
+                self.chained_signaled += self.ring.end_run(&run);
+                run = self.ring.run(e.parts.len() - count);
+            }
+            let (rkey, turn) = (granting.region().rkey, granting.region().turn);
+            granting.grant(run.next_id());
+            let wr_id = self.ring.enter(&mut run, RingOp::Reg(part.region, turn));
+            let (addr, len) = (DmaAddr(seg.addr), seg.len);
+            let op = WrOp::BindMw { mw, rkey, mr, addr, len, access };
+            self.chain.push(Wr { wr_id, signaled: run.signaled, op });
+            count += 1;
+        }
+        self.chained_signaled += self.ring.end_run(&run);
+        count
+    }
+
+    /// The registrations of the parts behind the first `from`, of whatever kind.
+    fn chain_others(&mut self, id: ExposureId, from: usize) {
+        let Some(e) = self.slots.exposures.get(id) else { return };
+        let page = u64::from(self.caps.page_size);
+        for (part, seg) in e.parts.iter().zip(&e.segments).skip(from) {
+            let Some(granting) = self.keys.staged(part.region, id) else { continue };
+            let r = granting.region();
+            let op = registration(&mut self.chain, e, part, seg, r, page, self.ordering);
+            let Some(op) = op else { continue };
+            let (wr_id, signaled) = self.ring.push(RingOp::Reg(part.region, r.turn), false);
+            self.chained_signaled += usize::from(signaled);
+            self.chain.push(Wr { wr_id, signaled, op });
+            granting.grant(wr_id);
+        }
+    }
+
+    /// Appends a WR to the chain, and enters it into the ring.
+    #[inline]
+    pub(crate) fn chain_wr(&mut self, op: WrOp, what: RingOp, signal: bool) {
+        let (wr_id, signaled) = self.ring.push(what, signal);
+        self.chained_signaled += usize::from(signaled);
+        self.chain.push(Wr { wr_id, signaled, op });
+    }
+
+    /// Appends the LOCAL_INVs that a strategy wished for to the chain.
+    pub(crate) fn chain_invs(&mut self, wishes: &[Wish]) {
+        let chained_before = self.chain.wrs().len();
+        let mut run = self.ring.run(wishes.len());
+        for (k, wish) in wishes.iter().enumerate() {
+            let Wish::Invalidate(region) = wish else { continue };
+            if run.left == 0 {
+                self.chained_signaled += self.ring.end_run(&run);
+                run = self.ring.run(wishes.len() - k);
+            }
+            let Some((rkey, turn)) = self.keys.invalidating(*region, run.next_id()) else {
+                continue;
+            };
+            let wr_id = self.ring.enter(&mut run, RingOp::Inv(*region, turn));
+            self.chain.push(Wr { wr_id, signaled: run.signaled, op: WrOp::LocalInv(rkey) });
+        }
+        self.chained_signaled += self.ring.end_run(&run);
+        self.chained_inv += self.chain.wrs().len() - chained_before;
+        if mutant!("early-fence") {
+            for wish in wishes {
+                if let Wish::Invalidate(region) = wish {
+                    self.closed(*region, Rule::LocalInv);
                 }
-                let op = match r.kind {
-                    RegionKind::Fast { mr, .. } => {
-                        let page = u64::from(self.caps.page_size);
-                        let runs = spans(&e.pieces, part.bytes.clone()).flat_map(|(i, s)| {
-                            let base = e.pieces[i].mapped.map_or(0, |a| a.0);
-                            page_entries(base + s.start as u64, s.len() as u64, page)
-                        });
-                        let pages = self.chain.add_pages(runs);
-                        let (mut access, iova, len) =
-                            (seg.grant.access() | self.ordering, seg.addr, seg.len);
-                        if mutant!("rights") {
-                            access |= Access::REMOTE | Access::LOCAL_WRITE;
-                        }
-                        WrOp::RegMr { mr, rkey: r.rkey, access, iova, len, pages }
-                    }
-                    RegionKind::Window { mw } => {
-                        let Some(mr) = parent(&e.pieces, part.bytes.clone()) else { continue };
-                        // One remote right and no local one: that is the parent's.
-                        let access = seg.grant.access() & Access::REMOTE;
-                        let (addr, len) = (DmaAddr(seg.addr), seg.len);
-                        WrOp::BindMw { mw, rkey: r.rkey, mr, addr, len, access }
-                    }
-                    RegionKind::Ordinary { .. } | RegionKind::Bounce { .. } => continue,
-                };
-                push(&mut self.chain, op);
-                self.chain_ops.push((RingOp::Reg(part.region, r.turn), false));
             }
         }
     }
 
-    /// Appends a WR to the chain.
-    pub(crate) fn chain_wr(&mut self, op: WrOp, what: RingOp, signal: bool) {
-        push(&mut self.chain, op);
-        self.chain_ops.push((what, signal));
-    }
-
-    /// Appends the LOCAL_INV of a region to the chain.
-    pub(crate) fn chain_inv(&mut self, region: RegionId, last: bool) {
-        if let Some(r) = self.keys.get(region) {
-            let (rkey, turn): (Rkey, u32) = (r.rkey, r.turn);
-            self.chain_wr(WrOp::LocalInv(rkey), RingOp::Inv(region, turn), last);
+    /// The last WR of the chain, if it has one, is to be signaled.
+    pub(crate) fn signal_last(&mut self) {
+        if let Some(last) = self.chain.wrs_mut().last_mut()
+            && !last.signaled
+        {
+            last.signaled = true;
+            self.chained_signaled += 1;
+            self.ring.signal_last();
         }
     }
 
-    /// Posts the chain with one doorbell and empties it. Keys count as live from just before (rule
-    /// 1).
+    /// Posts the chain with one doorbell and empties it. Its keys count as live since they were
+    /// chained (rule 1), so nothing but this may follow that.
     ///
     /// # Errors
     /// Exactly the refused WRs are taken back; see [`PostFailure`].
     pub(crate) fn post_chain(&mut self) -> Result<(), PostFailure> {
-        let n = self.chain_ops.len();
-        let Some(qp) = self.qp else {
-            self.clear_chain();
-            return Ok(());
-        };
+        let n = self.chain.wrs().len();
         if n == 0 {
             return Ok(());
         }
-        let last_signal = self.must_cover(n);
-        for i in 0..n {
-            let (op, want) = self.chain_ops[i];
-            let (wr_id, signaled) = self.ring.push(op, want || (last_signal && i + 1 == n));
-            let wr = &mut self.chain.wrs_mut()[i];
-            (wr.wr_id, wr.signaled) = (wr_id, signaled);
-            match op {
-                RingOp::Reg(region, _) => self.keys.grant(region, wr_id),
-                RingOp::Inv(region, _) => {
-                    self.keys.invalidating(region, wr_id);
-                    if mutant!("early-fence") {
-                        self.closed(region, Rule::LocalInv);
-                    }
-                }
-                _ => {}
-            }
+        let Some(qp) = self.qp else {
+            (0..n).for_each(|_| self.take_back_one());
+            self.settle_staged(false);
+            self.clear_chain();
+            return Ok(());
+        };
+        if self.must_cover() {
+            self.signal_last();
         }
         let out = self.ring.outstanding() as u64;
         self.stats.outstanding_max = self.stats.outstanding_max.max(out);
@@ -319,7 +421,7 @@ impl<D: Device> Engine<D> {
         for _ in posted + usize::from(mutant!("D-07"))..n {
             self.take_back_one();
         }
-        self.settle_staged();
+        self.settle_staged(posted == n);
         self.clear_chain();
         match result {
             Ok(()) => Ok(()),
@@ -330,11 +432,13 @@ impl<D: Device> Engine<D> {
         }
     }
 
-    /// Whether the last of `n` more WRs must be signaled: if a full-size operation would no longer
+    /// Whether the last WR of the chain must be signaled: if a full-size operation would no longer
     /// fit behind it, slots must come back without anyone posting anything (so that remote
     /// invalidation alone cannot stall).
-    fn must_cover(&self, n: usize) -> bool {
-        let claimed = self.ring.outstanding() + n + self.keys.inv_slots() + 1;
+    fn must_cover(&self) -> bool {
+        // The slots of the chain's own invalidations are not free yet, whoever reserved them.
+        let reserved = self.keys.inv_slots() + self.chained_inv;
+        let claimed = self.ring.outstanding() + reserved + 1;
         let free = self.ring.depth().saturating_sub(claimed);
         free < self.limits.wr_per_request as usize && !mutant!("rule-9")
     }
@@ -342,11 +446,17 @@ impl<D: Device> Engine<D> {
     fn count_posted(&mut self, posted: usize) {
         self.stats.posts += u64::from(posted > 0);
         self.stats.wrs += posted as u64;
-        for (wr, (op, _)) in self.chain.wrs().iter().zip(&self.chain_ops).take(posted) {
+        if posted == self.chain.wrs().len() {
+            self.stats.registrations += self.chained_staged as u64;
+            self.stats.invalidations += self.chained_inv as u64;
+            self.stats.wrs_signaled += self.chained_signaled as u64;
+            return;
+        }
+        for wr in self.chain.wrs().iter().take(posted) {
             self.stats.wrs_signaled += u64::from(wr.signaled);
-            match op {
-                RingOp::Reg(..) => self.stats.registrations += 1,
-                RingOp::Inv(..) => self.stats.invalidations += 1,
+            match wr.op {
+                WrOp::RegMr { .. } | WrOp::BindMw { .. } => self.stats.registrations += 1,
+                WrOp::LocalInv(_) => self.stats.invalidations += 1,
                 _ => {}
             }
         }
@@ -371,7 +481,22 @@ impl<D: Device> Engine<D> {
     }
 
     /// After a post: exposures whose registrations are all out are exposed; the others stay staged.
-    fn settle_staged(&mut self) {
+    fn settle_staged(&mut self, all_posted: bool) {
+        if self.chained_staged == 0 {
+            return;
+        }
+        if all_posted && self.chained_staged == self.staged_wrs {
+            for id in self.staged.drain(..) {
+                if let Some(e) = self.slots.exposures.get_mut(id) {
+                    e.staged = 0;
+                    if e.state == ExposureState::Staged {
+                        e.state = ExposureState::Exposed;
+                    }
+                }
+            }
+            self.staged_wrs = 0;
+            return;
+        }
         let mut k = 0;
         while k < self.staged.len() {
             let id = self.staged[k];
@@ -399,18 +524,55 @@ impl<D: Device> Engine<D> {
 
     fn clear_chain(&mut self) {
         self.chain.clear();
-        self.chain_ops.clear();
+        (self.chained_staged, self.chained_inv, self.chained_signaled) = (0, 0, 0);
     }
 }
 
-/// The MR that a window over `bytes` is bound onto.
-fn parent(pieces: &[Piece], bytes: Range<u64>) -> Option<MrId> {
-    let (i, _) = spans(pieces, bytes).next()?;
-    pieces[i].place.as_ref()?.local.as_ref().map(|l| l.mr)
+/// Whether the region's page list is long enough.
+#[inline(never)]
+fn fits_page_list(
+    segs: &SegList<'_>,
+    bytes: &Range<u64>,
+    region: RegionKind,
+) -> Result<(), &'static str> {
+    let RegionKind::Fast { depth, kind, .. } = region else {
+        return Err("strategy wished to register a region that no WR registers");
+    };
+    let run = segs.run(bytes.start, depth, kind == FastMrKind::Gaps);
+    if run.bytes >= bytes.end - bytes.start { Ok(()) } else { Err(TOO_MUCH) }
 }
 
-fn push(chain: &mut WrChain, op: WrOp) {
-    chain.push(Wr { wr_id: WrId(0), signaled: false, op });
+/// The WR of a part; `None` for a region that no WR registers.
+#[inline(never)]
+fn registration(
+    chain: &mut WrChain,
+    e: &Exposure,
+    part: &Part,
+    seg: &Segment,
+    region: &Region,
+    page: u64,
+    ordering: Access,
+) -> Option<WrOp> {
+    let (rkey, len) = (region.rkey, seg.len);
+    let mr = match region.kind {
+        RegionKind::Fast { mr, .. } => mr,
+        RegionKind::Window { mw } => {
+            let mr = e.pieces.get(part.at.piece).and_then(Piece::parent)?;
+            let access = e.grant.access() & Access::REMOTE;
+            return Some(WrOp::BindMw { mw, rkey, mr, addr: DmaAddr(seg.addr), len, access });
+        }
+        RegionKind::Ordinary { .. } | RegionKind::Bounce { .. } => return None,
+    };
+    let runs = spans(&e.pieces, part.at, part.bytes.clone());
+    let pages = chain.add_pages(runs.flat_map(|(i, s)| {
+        let base = e.pieces[i].mapped.map_or(0, |a| a.0);
+        page_entries(base + s.start as u64, s.len() as u64, page)
+    }));
+    let mut access = e.grant.access() | ordering;
+    if mutant!("rights") {
+        access |= Access::REMOTE | Access::LOCAL_WRITE;
+    }
+    Some(WrOp::RegMr { mr, rkey, access, iova: seg.addr, len, pages })
 }
 
 /// The page-list entries of a run of bytes.

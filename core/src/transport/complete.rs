@@ -3,7 +3,7 @@
 use super::error::DownCause;
 use super::{State, Transport};
 use crate::device::{AsyncEvent, Device, DeviceError, Wc, WcError, WcSuccess};
-use crate::engine::exposure::LocalId;
+use crate::engine::exposure::{ExposureId, LocalId};
 use crate::engine::ledger::{KeyEvent, LedgerEvent, Rule};
 use crate::engine::ring::{Cookie, RingOp, decode};
 use crate::error::Bug;
@@ -151,21 +151,52 @@ impl<D: Device, S: MemReg> Transport<D, S> {
 
     /// A WC retires every earlier WR as a success, and its own as what it says (rule 2).
     fn retire(&mut self, ahead: usize, wc: &Wc) {
+        let e = match wc {
+            Wc::Success(_) => return self.succeeded_up_to(ahead + 1),
+            Wc::Error(e) => *e,
+        };
         for _ in 0..ahead {
             if let Some(op) = self.eng.ring.retire_front() {
-                if wc.is_success() { self.succeeded(op) } else { self.passed_over(op) }
+                self.passed_over(op);
             }
         }
         let Some(op) = self.eng.ring.retire_front() else { return };
-        match wc {
-            Wc::Success(_) => self.succeeded(op),
-            Wc::Error(e) => {
-                self.failed(op, Some(*e));
-                if op != RingOp::Sentinel {
-                    self.poison(self.cause_of(*e));
+        self.failed(op, Some(e));
+        if op != RingOp::Sentinel {
+            self.poison(self.cause_of(e));
+        }
+    }
+
+    /// The oldest `count` WRs succeeded.
+    #[inline(never)]
+    fn succeeded_up_to(&mut self, count: usize) {
+        // Keys of one exposure mostly die in a row: it is told of them together.
+        let (mut of, mut dead) = (ExposureId::default(), 0);
+        for i in 0..count {
+            let Some(op) = self.eng.ring.peek(i) else { break };
+            match op {
+                RingOp::Inv(region, turn) => {
+                    let Some(ended) = self.eng.keys.invalidated(region, turn) else { continue };
+                    self.eng.events.push(region, Event::Invalidated);
+                    if let Some(id) = ended.exposure {
+                        if id != of && dead > 0 {
+                            self.eng.release(of, dead);
+                            dead = 0;
+                        }
+                        (of, dead) = (id, dead + 1);
+                    }
+                    if ended.worn {
+                        self.eng.renew_if_worn(region);
+                    }
                 }
+                RingOp::Reg(region, turn) => self.registered(region, turn),
+                _ => self.succeeded(op),
             }
         }
+        if dead > 0 {
+            self.eng.release(of, dead);
+        }
+        self.eng.ring.retire(count);
     }
 
     /// Why a WR failed, with what the device's set-up has to do with it.
@@ -186,19 +217,10 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         }
     }
 
+    #[inline(never)]
     fn succeeded(&mut self, op: RingOp) {
         match op {
-            RingOp::Reg(region, turn) => {
-                let current = self.eng.keys.get(region).is_some_and(|r| {
-                    r.turn == turn && r.state == crate::engine::keys::KeyState::Live
-                });
-                if current {
-                    self.eng.events.push_back((region, Event::Registered));
-                    if mutant!("D-03") {
-                        self.eng.closed(region, Rule::LocalInv);
-                    }
-                }
-            }
+            RingOp::Reg(region, turn) => self.registered(region, turn),
             RingOp::Inv(region, turn) => self.invalidated(region, turn),
             RingOp::Send(slot) => self.eng.send_slots.extend(slot),
             RingOp::Local(id, _) => self.local_retired(id, None),
@@ -206,16 +228,23 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         }
     }
 
+    #[inline]
+    fn registered(&mut self, region: RegionId, turn: u32) {
+        if self.eng.keys.is_live(region, turn) {
+            self.eng.events.push(region, Event::Registered);
+            if mutant!("D-03") {
+                self.eng.closed(region, Rule::LocalInv);
+            }
+        }
+    }
+
     fn invalidated(&mut self, region: RegionId, turn: u32) {
-        use crate::engine::keys::KeyState;
-        let current = self
-            .eng
-            .keys
-            .get(region)
-            .is_some_and(|r| r.turn == turn && r.state == KeyState::Invalidating);
-        if current {
-            self.eng.closed(region, Rule::LocalInv);
-            self.eng.events.push_back((region, Event::Invalidated));
+        let Some(ended) = self.eng.keys.invalidated(region, turn) else { return };
+        if let Some(id) = ended.exposure {
+            self.eng.release(id, 1);
+        }
+        self.eng.events.push(region, Event::Invalidated);
+        if ended.worn {
             self.eng.renew_if_worn(region);
         }
     }
@@ -247,7 +276,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
                 self.eng.stats.remote_invalidations += 1;
                 self.eng.keys.note(region, KeyEvent::RemoteInv);
                 self.eng.closed(region, Rule::RemoteInv);
-                self.eng.events.push_back((region, Event::RemoteInvalidated));
+                self.eng.events.push(region, Event::RemoteInvalidated);
                 self.eng.renew_if_worn(region);
             }
             // This side has cancelled, and the peer's invalidation came first: both were right.

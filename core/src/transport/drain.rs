@@ -126,7 +126,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             self.eng.closed(region, Rule::QpDestroyed);
             self.eng.keys.remove(region);
             if state != KeyState::Unknown {
-                self.eng.events.push_back((region, Event::RegUnknown));
+                self.eng.events.push(region, Event::RegUnknown);
             }
         }
     }
@@ -245,7 +245,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         });
         if current {
             self.eng.keys.unknown(region);
-            self.eng.events.push_back((region, event));
+            self.eng.events.push(region, event);
         }
     }
 

@@ -65,7 +65,7 @@ impl SlotMemory {
         match eng.device.reg_mr(eng.pd, addr, size as u64, Access::LOCAL_WRITE) {
             Ok(k) => Ok(SlotMemory { bytes, addr, mr: k.mr, lkey: k.lkey, slot_len }),
             Err(e) => {
-                let _ = eng.device.dma_unmap(addr, Fenced::mint());
+                let _ = eng.device.dma_unmap(&bytes, addr, Fenced::mint());
                 Err(e.into())
             }
         }
@@ -80,7 +80,7 @@ impl SlotMemory {
     fn close<D: Device>(self, eng: &mut Engine<D>, qp_gone: bool) {
         let free = qp_gone
             && eng.dereg_mr(self.mr).is_ok()
-            && eng.device.dma_unmap(self.addr, Fenced::mint()).is_ok();
+            && eng.device.dma_unmap(&self.bytes, self.addr, Fenced::mint()).is_ok();
         if !free {
             eng.stats.bytes_leaked += self.bytes.len() as u64;
             std::mem::forget(self.bytes);

@@ -13,7 +13,6 @@ use crate::memreg::{MAX_REGIONS, MapError, MemReg, Poison, RegionId, SegList, Wi
 use crate::mutants::mutant;
 use crate::sync::{Arc, Ordering};
 use crate::types::Grant;
-use smallvec::SmallVec;
 
 /// Why no reply can invalidate a key of the exposure any more.
 #[derive(Clone, Copy, Debug)]
@@ -49,20 +48,27 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         buffers: impl Into<Buffers>,
         grant: Grant,
     ) -> Result<Exposed, BufferError> {
-        let buffers = buffers.into();
+        let mut buffers = buffers.into();
         if let Err(why) = self.check_up().and_then(|()| self.check_list(&buffers, grant)) {
             return Err(BufferError { buffers, why });
         }
         let bounced = !self.eng.arenas.is_empty();
-        let pieces = match self.eng.lend(buffers, !bounced) {
-            Ok(pieces) => pieces,
-            Err((buffers, e)) => return Err(BufferError { buffers, why: Refusal::Device(e) }),
-        };
         let (id, flag) = self.eng.slots.new_exposure(grant);
+        let slot = self.eng.slots.exposures.get_mut(id);
+        let mut pieces = slot.map(|e| std::mem::take(&mut e.pieces)).unwrap_or_default();
+        let lent = self.eng.lend(&mut buffers, &mut pieces, !bounced);
         if let Some(e) = self.eng.slots.exposures.get_mut(id) {
             e.pieces = pieces;
             // Held by this call, so that no event below can fence it half-made.
             e.open = 1;
+        }
+        if let Err(e) = lent {
+            self.eng.slots.free_exposure(id);
+            return Err(BufferError { buffers, why: Refusal::Device(e) });
+        }
+        if let Some(e) = self.eng.slots.exposures.get_mut(id) {
+            // For the way back: the list is empty, and its memory is large enough.
+            e.back = buffers;
         }
         match self.map(id) {
             Ok(()) => {
@@ -131,7 +137,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         misbehaved: bool,
     ) -> BufferError {
         self.eng.undo_map(id, &self.batch);
-        self.eng.release(id);
+        self.eng.release(id, 1);
         self.nudge(&why);
         let kept = self.eng.slots.exposures.get(id).is_some_and(|e| e.open > 0);
         if kept {
@@ -206,19 +212,53 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     /// # Source
     /// ibv_post_send(3), LOCAL_INV
     pub fn revoke(&mut self, exposed: &Exposed, reply: NoReply<'_>) -> Result<(), Refusal> {
-        self.check_handle(exposed)?;
-        let Some(e) = self.eng.slots.exposures.get(exposed.id) else { return Ok(()) };
-        if e.state == ExposureState::Staged {
-            self.eng.unstage(exposed.id);
+        self.revoke_all([exposed], reply)
+    }
+
+    /// As [`revoke`](Transport::revoke), of many exposures with one post; `reply` is true of each.
+    ///
+    /// # Shape
+    /// Each as in `revoke`. One that is named twice counts once. On a refusal nothing changed for
+    /// any of them.
+    /// # Ordering
+    /// Invalidations run in the order of the list. The last one of all is signaled, so one
+    /// completion fences every exposure.
+    /// # Errors
+    /// As `revoke`, for the first exposure that is refused.
+    /// # Cost
+    /// One chain with one doorbell; no allocation once the chain was that long before.
+    pub fn revoke_all<'e, I>(&mut self, exposed: I, reply: NoReply<'_>) -> Result<(), Refusal>
+    where
+        I: IntoIterator<Item = &'e Exposed>,
+        I::IntoIter: Clone,
+    {
+        let exposed = exposed.into_iter();
+        // All refusals first: behind them nothing is refused.
+        for e in exposed.clone() {
+            self.check_handle(e)?;
+            self.check_revoke(e.id, reply)?;
         }
-        let Some(e) = self.eng.slots.exposures.get(exposed.id) else { return Ok(()) };
-        if !matches!(e.state, ExposureState::Exposed | ExposureState::Staged) || e.open == 0 {
-            self.deliver();
+        let mut chained = Ok(());
+        for e in exposed {
+            chained = chained.and_then(|()| self.chain_unmap(e.id));
+        }
+        self.post_unmap(chained)
+    }
+
+    /// Whether `revoke` would be refused.
+    fn check_revoke(&self, id: ExposureId, reply: NoReply<'_>) -> Result<(), Refusal> {
+        let Some(e) = self.eng.slots.exposures.get(id) else { return Ok(()) };
+        // What is only staged goes away without a word to the device.
+        let live = match e.state {
+            ExposureState::Exposed => e.open > 0,
+            ExposureState::Staged => e.open > e.staged,
+            _ => false,
+        };
+        if !live {
             return Ok(());
         }
         self.check_reply(e.reply_after, reply)?;
-        self.check_up()?;
-        self.unmap(exposed.id)
+        self.check_up()
     }
 
     /// Rule 5.
@@ -237,46 +277,76 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         }
     }
 
-    /// Asks the strategy to revoke the live regions and posts what it wishes for; every one must be
-    /// named once.
+    /// Takes one exposure back with a chain of its own.
     fn unmap(&mut self, id: ExposureId) -> Result<(), Refusal> {
-        let live: SmallVec<[RegionId; MAX_REGIONS]> = self
-            .eng
-            .part_regions(id)
-            .into_iter()
-            .filter(|&r| self.eng.keys.get(r).is_some_and(|r| r.state == KeyState::Live))
-            .collect();
-        if let Some(e) = self.eng.slots.exposures.get_mut(id) {
-            e.state = ExposureState::Revoking;
+        let chained = self.chain_unmap(id);
+        self.post_unmap(chained)
+    }
+
+    /// Asks the strategy to revoke the live regions and chains what it wishes for; every one must
+    /// be named once.
+    fn chain_unmap(&mut self, id: ExposureId) -> Result<(), Poison> {
+        let Some(e) = self.eng.slots.exposures.get(id) else { return Ok(()) };
+        if e.staged > 0 {
+            self.eng.unstage(id);
         }
-        self.batch.clear();
-        let mut ctl = Ctl::new(&mut self.eng, Scope::Unmap(id));
-        let answer = self.strategy.unmap(&mut ctl, &live, &mut self.batch);
-        let (ended, twice) = (ctl.ended, ctl.twice);
-        let checked = answer.and_then(|()| self.check_unmap(&live, &ended, twice));
-        if let Err(p) = checked {
-            tracing::error!(strategy = self.strategy.name(), what = p.0, "revoke failed");
-            self.poison(DownCause::Strategy(p));
-            self.deliver();
-            return Err(Refusal::Down(DownCause::Strategy(p)));
+        let Some(e) = self.eng.slots.exposures.get_mut(id) else { return Ok(()) };
+        if !matches!(e.state, ExposureState::Exposed | ExposureState::Staged) || e.open == 0 {
+            return Ok(());
         }
-        let n = self.batch.wishes().len();
-        for i in 0..n {
-            if let Wish::Invalidate(region) = self.batch.wishes()[i] {
-                self.eng.chain_inv(region, i + 1 == n);
+        e.state = ExposureState::Revoking;
+        let mut regions = [RegionId::default(); MAX_REGIONS];
+        let (mut count, mut all_by_wr) = (0, true);
+        for part in &e.parts {
+            if let Some(r) = self.eng.keys.get(part.region)
+                && r.exposure == Some(id)
+                && r.state == KeyState::Live
+                && let Some(slot) = regions.get_mut(count)
+            {
+                (*slot, count) = (part.region, count + 1);
+                all_by_wr &= r.kind.by_wr();
             }
         }
-        self.eng.stats.local_inv_needed += u64::from(n > 0);
+        let live = &regions[..count];
+        self.batch.clear();
+        let mut ctl = Ctl::new(&mut self.eng, Scope::Unmap(id));
+        self.strategy.unmap(&mut ctl, live, &mut self.batch)?;
+        let (ended, twice) = (ctl.ended, ctl.twice);
+        let wishes = self.batch.wishes();
+        // No region stands twice in `live`, so the same list in the same order names each once.
+        let as_asked = all_by_wr
+            && ended.is_empty()
+            && wishes.len() == count
+            && wishes.iter().zip(live).all(|(w, r)| *w == Wish::Invalidate(*r));
+        if !as_asked || twice {
+            self.check_unmap(live, &ended, twice)?;
+        }
+        self.eng.stats.local_inv_needed += u64::from(!wishes.is_empty());
+        self.eng.chain_invs(self.batch.wishes());
+        Ok(())
+    }
+
+    /// Posts the chained invalidations, the last one signaled.
+    fn post_unmap(&mut self, chained: Result<(), Poison>) -> Result<(), Refusal> {
+        self.eng.signal_last();
+        // Also after a strategy has given up: what was chained before is in the ring, and goes out
+        // before the connection does.
         let posted = self.post();
         self.deliver();
-        // Its slots were reserved (rule 7): a device that has none counts otherwise than this side,
-        // and nothing that is outstanding need ever free one.
-        if let Err(Refusal::Device(e)) = posted {
-            self.poison(DownCause::Device(e));
-            self.deliver();
-            return Err(Refusal::Down(DownCause::Device(e)));
-        }
-        posted
+        let cause = match (posted, chained) {
+            (Ok(()), Ok(())) => return Ok(()),
+            (Ok(()), Err(p)) => {
+                tracing::error!(strategy = self.strategy.name(), what = p.0, "revoke failed");
+                DownCause::Strategy(p)
+            }
+            // Its slots were reserved (rule 7): a device that has none counts otherwise than this
+            // side, and nothing that is outstanding need ever free one.
+            (Err(Refusal::Device(e)), _) => DownCause::Device(e),
+            (Err(other), _) => return Err(other),
+        };
+        self.poison(cause.clone());
+        self.deliver();
+        Err(Refusal::Down(cause))
     }
 
     /// Every live region named exactly once, and nothing else (rule 6).

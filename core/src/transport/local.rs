@@ -149,7 +149,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         &mut self,
         segments: &[Segment],
         offset: u64,
-        buffers: Buffers,
+        mut buffers: Buffers,
         write: bool,
         one_wr: bool,
     ) -> Result<LocalOp, BufferError> {
@@ -161,18 +161,17 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             self.nudge(&why);
             return Err(BufferError { buffers, why });
         }
-        let mut pieces = match self.eng.lend(buffers, true) {
-            Ok(pieces) => pieces,
-            Err((buffers, e)) => return Err(BufferError { buffers, why: Refusal::Device(e) }),
-        };
-        let sges = match self.sges(&mut pieces, &runs, write) {
+        let (id, flag) = self.eng.slots.new_local(what);
+        let sges = match self.lend_local(id, &mut buffers, &runs, write) {
             Ok(sges) => sges,
-            Err(e) => return Err(self.give_all_back(pieces, Refusal::Device(e))),
+            Err(e) => {
+                self.eng.slots.free_local(id);
+                return Err(BufferError { buffers, why: Refusal::Device(e) });
+            }
         };
         let cuts = self.cut(&sges, runs, write);
-        let (id, flag) = self.eng.slots.new_local(what);
         if let Some(op) = self.eng.slots.locals.get_mut(id) {
-            op.pieces = pieces;
+            op.back = buffers;
             op.open = cuts.len();
         }
         self.chain_access(id, &what, &cuts);
@@ -348,13 +347,27 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         Some(BufferError { buffers, why })
     }
 
-    fn give_all_back(&mut self, pieces: SmallVec<[Piece; 4]>, why: Refusal) -> BufferError {
-        let mut buffers = Buffers::new();
-        for piece in pieces {
-            // Nothing was posted: no WR names these bytes.
-            self.eng.give_back(piece, Fenced::mint(), &mut buffers);
+    /// Moves the buffers into the slot and lends them to the device; on error they are back.
+    fn lend_local(
+        &mut self,
+        id: LocalId,
+        buffers: &mut Buffers,
+        runs: &Runs,
+        write: bool,
+    ) -> Result<Sges, DeviceError> {
+        let slot = self.eng.slots.locals.get_mut(id);
+        let mut pieces = slot.map(|op| std::mem::take(&mut op.pieces)).unwrap_or_default();
+        let lent = self.eng.lend(buffers, &mut pieces, true);
+        let sges = lent.and_then(|()| self.sges(&mut pieces, runs, write)).inspect_err(|_| {
+            for piece in pieces.drain(..) {
+                // Nothing was posted: no WR names these bytes.
+                self.eng.give_back(piece, Fenced::mint(), buffers);
+            }
+        });
+        if let Some(op) = self.eng.slots.locals.get_mut(id) {
+            op.pieces = pieces;
         }
-        BufferError { buffers, why }
+        sges
     }
 
     /// Returns a finished read or write with its buffers.

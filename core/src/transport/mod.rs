@@ -200,7 +200,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
 
     /// Delivers what the strategy has not heard; a strategy that gives up costs the connection.
     fn deliver(&mut self) {
-        while let Some((region, event)) = self.eng.events.pop_front() {
+        while let Some((region, event)) = self.eng.events.pop() {
             if let Err(p) = self.strategy.on_event(region, event) {
                 self.poison(DownCause::Strategy(p));
             }

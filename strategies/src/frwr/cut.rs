@@ -24,6 +24,8 @@ impl Piece {
 pub(super) struct Cuts {
     pieces: [Piece; MAX_REGIONS],
     len: usize,
+    /// How many of them are of the kind with gaps.
+    gaps: usize,
 }
 
 impl Cuts {
@@ -77,13 +79,15 @@ impl Cuts {
 
     fn none() -> Cuts {
         let none = Piece { start: 0, end: 0, kind: FastMrKind::Pages };
-        Cuts { pieces: [none; MAX_REGIONS], len: 0 }
+        Cuts { pieces: [none; MAX_REGIONS], len: 0, gaps: 0 }
     }
 
+    #[inline]
     fn push(&mut self, piece: Piece) -> Result<(), MapError> {
         let slot = self.pieces.get_mut(self.len).ok_or(MapError::TooManyRegions)?;
         *slot = piece;
         self.len += 1;
+        self.gaps += usize::from(piece.kind == FastMrKind::Gaps);
         Ok(())
     }
 
@@ -93,7 +97,10 @@ impl Cuts {
 
     /// Pieces of `kind`.
     pub(super) fn count(&self, kind: FastMrKind) -> usize {
-        self.pieces().iter().filter(|p| p.kind == kind).count()
+        match kind {
+            FastMrKind::Gaps => self.gaps,
+            FastMrKind::Pages => self.len - self.gaps,
+        }
     }
 }
 

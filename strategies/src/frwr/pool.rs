@@ -87,6 +87,7 @@ impl Pool {
     }
 
     /// Hands out the region that has been idle longest.
+    #[inline]
     pub(super) fn take(&mut self, kind: FastMrKind) -> Option<RegionId> {
         let region = self.free[slot(kind)].pop_front()?;
         self.regions.get_mut(region)?.state = State::Valid;
@@ -104,27 +105,31 @@ impl Pool {
     }
 
     /// A handed-out region is dead and idle again; of any other nothing changes, so an event that
-    /// comes twice does not list it twice, and a condemned one stays so.
-    pub(super) fn give_back(&mut self, region: RegionId) {
-        if let Some(r) = self.regions.get_mut(region)
-            && r.state == State::Valid
-        {
+    /// comes twice does not list it twice, and a condemned one stays so. False if it is not in the
+    /// table.
+    #[inline]
+    pub(super) fn give_back(&mut self, region: RegionId) -> bool {
+        let Some(r) = self.regions.get_mut(region) else { return false };
+        if r.state == State::Valid {
             r.state = State::Invalid;
             self.free[slot(r.kind)].push_back(region);
         }
+        true
     }
 
-    /// Takes a region out of use, wherever it is, until it is rebuilt.
-    pub(super) fn condemn(&mut self, region: RegionId, why: State) {
-        let Some(r) = self.regions.get_mut(region) else { return };
+    /// Takes a region out of use, wherever it is, until it is rebuilt. False if it is not in the
+    /// table.
+    pub(super) fn condemn(&mut self, region: RegionId, why: State) -> bool {
+        let Some(r) = self.regions.get_mut(region) else { return false };
         if r.state.is_condemned() {
-            return;
+            return true;
         }
         if r.state == State::Invalid {
             self.free[slot(r.kind)].retain(|&f| f != region);
         }
         r.state = why;
         self.condemned.push_back(region);
+        true
     }
 
     /// Condemns everything that is handed out.
@@ -162,6 +167,7 @@ impl Pool {
         Some(r.kind)
     }
 
+    #[inline]
     pub(super) fn state(&self, region: RegionId) -> Option<State> {
         self.regions.get(region).map(|r| r.state)
     }

@@ -157,7 +157,7 @@ impl<D: Device> World<D> {
         }
         for m in self.memories.drain(..) {
             self.dev.dereg_mr(m.keys.mr).unwrap();
-            let _ = self.dev.dma_unmap(m.addr, Fenced::mint()).unwrap();
+            let _ = self.dev.dma_unmap(&m.bytes, m.addr, Fenced::mint()).unwrap();
         }
         self.dev.destroy_cq(self.cq).unwrap();
         for pd in self.pds {

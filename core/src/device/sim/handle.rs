@@ -172,7 +172,12 @@ impl Device for SimDevice {
         })
     }
 
-    fn dma_unmap(&self, addr: DmaAddr, proof: Fenced) -> Result<Unmapped, (DeviceError, Fenced)> {
+    fn dma_unmap(
+        &self,
+        _bytes: &ExposedBytes,
+        addr: DmaAddr,
+        proof: Fenced,
+    ) -> Result<Unmapped, (DeviceError, Fenced)> {
         // The mapping's clone of the bytes is dropped in here, before the proof is given.
         let ended = self.with(|n| n.iommu.unmap(addr) || n.life == Life::Killed);
         if ended {

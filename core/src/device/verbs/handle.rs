@@ -3,14 +3,14 @@
 use super::context::{Context, Extended, RawEvent};
 use super::objects::{Cq, Mr, Mw, Pd, Qp};
 use super::open::{Port, open};
-use super::post::completion;
+use super::post::{changes_a_window, completion, post_windows};
 use super::tables::{Ids, Tables};
 use super::wait::readable;
 use crate::device::host::{Choice, Host, OpenError, Quirk, VerbsOptions, rxe_quirks};
 use crate::device::{
     AsyncEvent, Caps, Device, DeviceError, Endpoint, FastMrKind, LimitInfo, MemoryUse, MrKeys,
     MwKeys, PostError, QpCaps, QpState, RecvWr, RtsAttrs, TransportKind, Verb, Wc, WcStatus,
-    WrChain, WrOp, errno, sealed,
+    WrChain, errno, sealed,
 };
 use crate::mem::{ExposedBytes, Fenced, Unmapped};
 use crate::types::{Access, CqId, DeviceId, DmaAddr, Epoch, MrId, MwId, PdId, QpId};
@@ -122,7 +122,7 @@ impl VerbsDevice {
             mrs: t.mrs.count(),
             mr_bytes: t.mrs.iter().map(|(_, mr)| mr.len).sum(),
             windows: t.windows.count(),
-            lent: t.lent.len(),
+            lent: t.memories.lent_to(self.inner.id),
         }
     }
 
@@ -420,25 +420,30 @@ impl Device for VerbsDevice {
         })
     }
 
-    fn dma_map(
-        &self,
-        bytes: &ExposedBytes,
-        _home: Option<DmaAddr>,
-    ) -> Result<DmaAddr, DeviceError> {
-        let addr = bytes.addr();
-        let mut t = self.inner.tables();
-        if t.lent.contains_key(&addr) {
+    /// # Cost
+    /// No lock and no search for bytes that were lent to this device before.
+    fn dma_map(&self, bytes: &ExposedBytes, home: Option<DmaAddr>) -> Result<DmaAddr, DeviceError> {
+        let addr = DmaAddr(bytes.addr());
+        if !bytes.lend_to(self.inner.id) {
             return Err(DeviceError::new(Verb::DmaMap, errno::EBUSY));
         }
-        t.lent.insert(addr, bytes.clone());
-        Ok(DmaAddr(addr))
+        if home != Some(addr) {
+            self.inner.tables().memories.add(&bytes.lifetime());
+        }
+        Ok(addr)
     }
 
-    fn dma_unmap(&self, addr: DmaAddr, proof: Fenced) -> Result<Unmapped, (DeviceError, Fenced)> {
-        match self.inner.tables().lent.remove(&addr.0) {
-            Some(_) => Ok(Unmapped::after(proof)),
-            None => Err((DeviceError::new(Verb::DmaUnmap, errno::EINVAL), proof)),
+    fn dma_unmap(
+        &self,
+        bytes: &ExposedBytes,
+        addr: DmaAddr,
+        proof: Fenced,
+    ) -> Result<Unmapped, (DeviceError, Fenced)> {
+        let refused = DeviceError::new(Verb::DmaUnmap, errno::EINVAL);
+        if addr.0 != bytes.addr() {
+            return Err((refused, proof));
         }
+        bytes.end_loan(self.inner.id, proof).map_err(|proof| (refused, proof))
     }
 
     fn reg_mr(
@@ -452,7 +457,7 @@ impl Device for VerbsDevice {
             return Err(DeviceError::new(Verb::RegMr, errno::EINVAL));
         }
         let pd = self.pd(Verb::RegMr, pd)?;
-        let memory = self.inner.tables().memory(addr.0, len);
+        let memory = self.inner.tables().memories.holding(addr.0, len, self.inner.id);
         let memory = memory.ok_or(DeviceError::new(Verb::RegMr, errno::EFAULT))?;
         if memory.is_read_only() && access.intersects(Access::WRITING) {
             // The kernel's own answer would be EFAULT, or ENOMEM, for memory that is there.
@@ -494,11 +499,17 @@ impl Device for VerbsDevice {
     fn dealloc_mw(&self, mw: MwId) -> Result<(), DeviceError> {
         let removed = self.inner.tables().windows.remove(mw);
         let mut removed = removed.ok_or(DeviceError::new(Verb::DeallocMw, errno::EINVAL))?;
-        removed.end().map_err(|e| {
-            let e = self.inner.failed(Verb::DeallocMw, e);
-            self.inner.tables().windows.restore(removed);
-            e
-        })
+        match removed.end() {
+            Ok(()) => {
+                self.inner.tables().windows.release(mw);
+                Ok(())
+            }
+            Err(e) => {
+                let e = self.inner.failed(Verb::DeallocMw, e);
+                self.inner.tables().windows.restore(removed);
+                Err(e)
+            }
+        }
     }
 
     fn post_send(&self, qp: QpId, chain: &WrChain) -> Result<(), PostError> {
@@ -507,8 +518,13 @@ impl Device for VerbsDevice {
         let q = t.qps.get(&qp.0).cloned();
         let q = q.ok_or(refused(DeviceError::new(Verb::PostSend, errno::EINVAL)))?;
         let mut scratch = locked(&q.scratch);
+        if let Some(direct) = &q.direct
+            && let Some(posted) = post_windows(direct, qp, chain, &mut t)
+        {
+            return posted.inspect_err(|_| self.inner.suspect());
+        }
         if let Err(e) = scratch.build(qp, chain, &mut t) {
-            t.windows.settle(0);
+            t.windows.settle_prefix(0);
             return Err(refused(e));
         }
         if !chain.wrs().iter().any(|wr| changes_a_window(&wr.op)) {
@@ -516,8 +532,14 @@ impl Device for VerbsDevice {
             return scratch.post(&q, chain).inspect_err(|_| self.inner.suspect());
         }
         let posted = scratch.post(&q, chain);
-        t.windows.settle(posted.as_ref().err().map_or(usize::MAX, |e| e.posted));
-        posted.inspect_err(|_| self.inner.suspect())
+        match &posted {
+            Ok(()) => t.windows.settle(),
+            Err(e) => {
+                t.windows.settle_prefix(e.posted);
+                self.inner.suspect();
+            }
+        }
+        posted
     }
 
     fn post_recv(&self, qp: QpId, wrs: &[RecvWr]) -> Result<(), PostError> {
@@ -612,10 +634,6 @@ impl fmt::Debug for VerbsDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "VerbsDevice({}, port {})", self.inner.name, self.inner.port.num)
     }
-}
-
-fn changes_a_window(op: &WrOp) -> bool {
-    matches!(op, WrOp::BindMw { .. } | WrOp::LocalInv(_))
 }
 
 /// A thread that panicked with the lock held has not left a list half built: each is cleared before

@@ -6,6 +6,7 @@
 //! - `dmabuf`: registration of device memory
 //! - `post`: chains into the library's WRs, and exact accounts of what was taken
 //! - `wait`: sleeping until a CQ, the device or a connection has news
+//! - `direct`: WRs straight into the queue, where the provider has calls for that
 //! - `windows`: the key of every window, which the library does not keep
 //! - [`cm`]: connections by address and port, through librdmacm
 //! - `tables`, `handle`: the [`Device`](super::Device) that all this makes
@@ -26,6 +27,8 @@
 //!   made in a thread domain, which this module never uses (ibv_alloc_td(3)).
 //! - O7: librdmacm is loaded by the name of its ABI, and its functions are called with the
 //!   signatures of its header; the sizes of the structs are asserted. It stays loaded for good.
+//! - O8: the calls of ibv_wr_post(3) stand between the start and the end of one section, on a QP
+//!   that was made for them. A section borrows its QP and ends once: `complete`, or its `Drop`.
 //!
 //! # Divergence
 //! `dma_unmap` ends the loan of the bytes in this process; a verbs device has no call to revoke an
@@ -33,6 +36,7 @@
 
 pub mod cm;
 mod context;
+mod direct;
 mod dmabuf;
 mod handle;
 mod objects;

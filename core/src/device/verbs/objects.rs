@@ -3,6 +3,7 @@
 
 use super::cm::Link;
 use super::context::{Context, Object, outcome};
+use super::direct::Direct;
 use super::open::Port;
 use super::post::{Completions, Scratch};
 use super::wait::CompChannel;
@@ -104,6 +105,8 @@ pub(super) struct Qp {
     pub(super) context: Arc<Context>,
     pub(super) num: u32,
     pub(super) scratch: Mutex<Scratch>,
+    /// The quicker way for binds and invalidations, if the provider has it.
+    pub(super) direct: Option<Direct>,
     pub(super) events: Mutex<VecDeque<AsyncEvent>>,
     /// The connection, if RDMA CM made it.
     pub(super) link: Mutex<Option<Link>>,
@@ -129,8 +132,17 @@ impl Qp {
             max_recv_sge: 1,
             max_inline_data: ask.max_inline_data,
         };
-        // SAFETY: O1, O2, O4.
-        let object = Object::made(unsafe { ffi::ibv_create_qp(pd.ptr(), &mut init) })?;
+        let mut qp = ptr::null_mut();
+        let mut direct = None;
+        if pd.context.ops().windows.is_some() {
+            qp = Direct::create_qp(&pd.context, pd.ptr(), &mut init);
+            direct = (!qp.is_null()).then(|| Direct::of(qp)).flatten();
+        }
+        if qp.is_null() {
+            // SAFETY: O1, O2, O4.
+            qp = unsafe { ffi::ibv_create_qp(pd.ptr(), &mut init) };
+        }
+        let object = Object::made(qp)?;
         // SAFETY: O1.
         let num = unsafe { (*object.ptr()).qp_num };
         let got = QpCaps {
@@ -144,6 +156,7 @@ impl Qp {
             context: Arc::clone(&pd.context),
             num,
             scratch: Mutex::new(Scratch::new()),
+            direct,
             events: Mutex::new(VecDeque::new()),
             link: Mutex::new(None),
             cq: Arc::clone(cq),

@@ -3,9 +3,10 @@
 use super::objects::{Cq, Mr, Pd, Qp};
 use super::windows::Windows;
 use crate::device::errno;
-use crate::mem::{Allocation, ExposedBytes};
+use crate::mem::Allocation;
+use crate::types::DeviceId;
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// All objects. Behind one lock, which the slow verbs do not hold.
 #[derive(Default)]
@@ -16,19 +17,48 @@ pub(super) struct Tables {
     pub(super) mrs: Ids<Mr>,
     pub(super) cqs: Ids<Cq>,
     pub(super) pds: Ids<Pd>,
-    /// What is lent, by the address of the first byte.
-    pub(super) lent: BTreeMap<u64, ExposedBytes>,
+    pub(super) memories: Memories,
 }
 
-impl Tables {
-    /// The memory that the whole range lies in, if it is lent.
-    pub(super) fn memory(&self, addr: u64, len: u64) -> Option<Arc<Allocation>> {
-        let (start, bytes) = self.lent.range(..=addr).next_back()?;
+/// All memory that the device has ever been lent and that still exists, by the address of its first
+/// byte. The memory itself says whether it is lent now.
+#[derive(Default)]
+pub(super) struct Memories {
+    all: BTreeMap<u64, Weak<Allocation>>,
+    /// With more than this, those that no longer exist are dropped.
+    sweep_at: usize,
+}
+
+impl Memories {
+    pub(super) fn add(&mut self, memory: &Arc<Allocation>) {
+        if self.all.len() >= self.sweep_at {
+            self.all.retain(|_, m| m.strong_count() > 0);
+            self.sweep_at = 2 * self.all.len() + SWEEP_LEAST;
+        }
+        self.all.insert(memory.addr(), Arc::downgrade(memory));
+    }
+
+    /// The memory that the whole range lies in, if it is lent to this device.
+    pub(super) fn holding(&self, addr: u64, len: u64, to: DeviceId) -> Option<Arc<Allocation>> {
+        // New memory may lie around the place of some that is gone.
+        let mut before = self.all.range(..=addr).rev();
+        let (start, memory) = before.find_map(|(start, m)| Some((start, m.upgrade()?)))?;
+        if !memory.is_lent_to(to) {
+            return None;
+        }
         let end = addr.checked_add(len)?;
-        let last = start.checked_add(bytes.len() as u64)?;
-        (end <= last).then(|| bytes.lifetime())
+        let last = start.checked_add(memory.len() as u64)?;
+        (end <= last).then_some(memory)
+    }
+
+    /// How many are lent to this device.
+    pub(super) fn lent_to(&self, device: DeviceId) -> usize {
+        let lent = |m: &Weak<Allocation>| m.upgrade().is_some_and(|m| m.is_lent_to(device));
+        self.all.values().filter(|m| lent(m)).count()
     }
 }
+
+const SWEEP_LEAST: usize = 64;
 
 /// Objects of one kind under ids that count up and are not reused while in use.
 pub(super) struct Ids<T> {
@@ -108,7 +138,7 @@ impl<T> Ids<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mem::DmaBuf;
+    use crate::mem::{DmaBuf, Fenced};
 
     #[test]
     fn an_object_in_use_is_busy_and_keeps_its_id() {
@@ -127,12 +157,31 @@ mod tests {
 
     #[test]
     fn only_ranges_that_are_lent_whole_can_be_registered() {
-        let mut t = Tables::default();
+        let (mut memories, me) = (Memories::default(), DeviceId(1));
         let (bytes, _) = DmaBuf::new(8192).unwrap().into_exposed();
         let at = bytes.addr();
-        t.lent.insert(at, bytes);
-        assert!(t.memory(at, 8192).is_some() && t.memory(at + 8191, 1).is_some());
-        assert!(t.memory(at + 1, 8192).is_none() && t.memory(at - 1, 2).is_none());
-        assert!(t.memory(at, u64::MAX).is_none());
+        memories.add(&bytes.lifetime());
+        assert!(memories.holding(at, 8192, me).is_none(), "known and not lent");
+        assert!(bytes.lend_to(me));
+        memories.all.insert(at + 4096, Weak::new());
+        assert!(memories.holding(at, 8192, me).is_some());
+        assert!(memories.holding(at + 8191, 1, me).is_some());
+        assert!(memories.holding(at, 1, DeviceId(2)).is_none(), "lent to another device");
+        assert!(memories.holding(at + 1, 8192, me).is_none());
+        assert!(memories.holding(at - 1, 2, me).is_none());
+        assert!(memories.holding(at, u64::MAX, me).is_none());
+        assert_eq!((memories.lent_to(me), memories.lent_to(DeviceId(2))), (1, 0));
+        assert!(bytes.end_loan(me, Fenced::mint()).is_ok());
+        assert!(memories.holding(at, 1, me).is_none());
+    }
+
+    #[test]
+    fn memory_that_is_gone_is_forgotten() {
+        let mut memories = Memories::default();
+        for _ in 0..1000 {
+            let (bytes, _) = DmaBuf::new(8).unwrap().into_exposed();
+            memories.add(&bytes.lifetime());
+            assert!(memories.all.len() <= SWEEP_LEAST);
+        }
     }
 }

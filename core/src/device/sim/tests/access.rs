@@ -217,7 +217,7 @@ fn accesses_of_no_bytes_need_no_key() {
 fn unmapped_memory_is_not_reached_whatever_mr_names_it() {
     let (a, b) = pair();
     let target = b.mem(64, RW);
-    assert!(b.dev.dma_unmap(target.addr, Fenced::mint()).is_ok());
+    assert!(b.dev.dma_unmap(&target.bytes, target.addr, Fenced::mint()).is_ok());
     let src = a.mem(8, RW);
     src.fill(&[7; 8]);
     a.post(1, |c| write(c, src.sge(0, 8), target.addr.0, target.keys.rkey));
@@ -230,7 +230,7 @@ fn unmapped_memory_is_not_reached_whatever_mr_names_it() {
 
     let (a, b) = pair();
     let (src, target) = (a.mem(64, RW), b.mem(64, RW));
-    assert!(a.dev.dma_unmap(src.addr, Fenced::mint()).is_ok());
+    assert!(a.dev.dma_unmap(&src.bytes, src.addr, Fenced::mint()).is_ok());
     a.post(1, |c| write(c, src.sge(0, 8), target.addr.0, target.keys.rkey));
     assert_eq!(a.outcome(), [(1, WcStatus::LocProtErr)]);
     assert_eq!(a.dev.counters().iommu_faults, 1);
@@ -241,7 +241,7 @@ fn mr_works_again_once_its_bytes_are_back_home() {
     let (a, b) = pair();
     let (src, target) = (a.mem(8, RW), b.mem(64, RW));
     src.fill(&[7; 8]);
-    assert!(b.dev.dma_unmap(target.addr, Fenced::mint()).is_ok());
+    assert!(b.dev.dma_unmap(&target.bytes, target.addr, Fenced::mint()).is_ok());
     assert_eq!(b.dev.dma_map(&target.bytes, Some(target.addr)), Ok(target.addr));
     a.post(1, |c| write(c, src.sge(0, 8), target.addr.0, target.keys.rkey));
     assert_eq!(a.outcome(), [(1, WcStatus::Success)]);
@@ -255,9 +255,10 @@ fn unmap_gives_the_bytes_up_before_the_proof() {
     buf[1] = 3;
     let (bytes, place) = buf.into_exposed();
     let addr = a.dev.dma_map(&bytes, None).unwrap();
-    let (error, fenced) = a.dev.dma_unmap(DmaAddr(addr.0 + 4096), Fenced::mint()).unwrap_err();
+    let elsewhere = DmaAddr(addr.0 + 4096);
+    let (error, fenced) = a.dev.dma_unmap(&bytes, elsewhere, Fenced::mint()).unwrap_err();
     assert_eq!(error.errno, crate::device::errno::EINVAL);
-    let proof = a.dev.dma_unmap(addr, fenced).unwrap();
+    let proof = a.dev.dma_unmap(&bytes, addr, fenced).unwrap();
     let buf = bytes.into_buf(proof, place).unwrap();
     assert_eq!(buf[1], 3);
 }

@@ -130,7 +130,7 @@ fn mapping_and_ordinary_registration_allocate_nothing_once_warm() {
     let cycle = || {
         let keys = a.dev.reg_mr(a.pd, m.addr, 4096, Access::REMOTE_READ).unwrap();
         a.dev.dereg_mr(keys.mr).unwrap();
-        assert!(a.dev.dma_unmap(m.addr, Fenced::mint()).is_ok());
+        assert!(a.dev.dma_unmap(&m.bytes, m.addr, Fenced::mint()).is_ok());
         a.dev.dma_map(&m.bytes, Some(m.addr)).unwrap();
     };
     (0..100).for_each(|_| cycle());

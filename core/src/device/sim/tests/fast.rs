@@ -358,7 +358,7 @@ fn fast_key_reaches_nothing_once_its_page_is_unmapped() {
     let (x, y) = (b.mem(4096, Access::empty()), b.mem(4096, Access::empty()));
     let keys = b.fast(2, FastMrKind::Pages);
     let rkey = registered(&b, &keys, WRITE, &[x.page(0, 4096), y.page(0, 4096)]);
-    assert!(b.dev.dma_unmap(y.addr, Fenced::mint()).is_ok());
+    assert!(b.dev.dma_unmap(&y.bytes, y.addr, Fenced::mint()).is_ok());
     let src = a.mem(8192, RW);
     src.fill(&[3; 8192]);
     a.post(2, |c| write(c, src.sge(0, 8192), 0x5000, rkey));

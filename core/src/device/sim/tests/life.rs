@@ -33,7 +33,7 @@ fn objects_in_use_are_busy() {
     assert_eq!(errno_of(a.dev.dealloc_pd(a.pd)), errno::EBUSY, "one MR is left");
     a.dev.dereg_mr(fast.mr).unwrap();
     a.dev.dealloc_pd(a.pd).unwrap();
-    assert!(a.dev.dma_unmap(mem.addr, Fenced::mint()).is_ok());
+    assert!(a.dev.dma_unmap(&mem.bytes, mem.addr, Fenced::mint()).is_ok());
     assert_eq!(gauges(&a.dev.counters()), [0; 6]);
     assert_eq!(a.dev.counters().mapped_bytes, 0);
 }
@@ -102,7 +102,7 @@ fn peer_death_is_an_event_and_its_memory_is_gone() {
     assert_eq!(errno_of(b.dev.dereg_mr(keys.mr)), errno::EIO);
     assert_eq!(b.dev.next_event(b.qp), None);
     // The mapping has gone with the process, so the bytes come back.
-    let proof = b.dev.dma_unmap(addr, Fenced::mint()).unwrap();
+    let proof = b.dev.dma_unmap(&bytes, addr, Fenced::mint()).unwrap();
     assert!(bytes.into_buf(proof, place).is_ok());
     b.dev.kill();
     b.dev.unplug();
@@ -148,7 +148,7 @@ fn b84_removed_device_answers_enodev_and_releases_with_eio() {
 
     for mem in mems.iter().chain([&inbox]) {
         assert_eq!(errno_of(a.dev.dereg_mr(mem.keys.mr)), errno::EIO);
-        assert!(a.dev.dma_unmap(mem.addr, Fenced::mint()).is_ok());
+        assert!(a.dev.dma_unmap(&mem.bytes, mem.addr, Fenced::mint()).is_ok());
     }
     assert_eq!(errno_of(a.dev.dereg_mr(fast.mr)), errno::EIO);
     assert_eq!(errno_of(a.dev.destroy_qp(a.qp)), errno::EIO);

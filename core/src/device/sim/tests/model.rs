@@ -229,7 +229,7 @@ impl World {
     fn toggle(&mut self, buf: usize) {
         let mem = &self.bufs[buf];
         if self.mapped[buf] {
-            assert!(self.b.dev.dma_unmap(mem.addr, Fenced::mint()).is_ok());
+            assert!(self.b.dev.dma_unmap(&mem.bytes, mem.addr, Fenced::mint()).is_ok());
         } else {
             assert_eq!(self.b.dev.dma_map(&mem.bytes, Some(mem.addr)), Ok(mem.addr));
         }

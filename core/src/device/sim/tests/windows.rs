@@ -503,7 +503,7 @@ fn mw_13_the_bind_is_in_effect_before_the_send_behind_it() {
 fn unmapped_memory_is_out_of_reach_whatever_window_names_it() {
     let w = World::new();
     let rkey = w.bound(0, 64, WRITES);
-    assert!(w.b.dev.dma_unmap(w.parent.addr, Fenced::mint()).is_ok());
+    assert!(w.b.dev.dma_unmap(&w.parent.bytes, w.parent.addr, Fenced::mint()).is_ok());
     w.peer.fill(&[3; 64]);
     assert_eq!(w.write(0, 64, rkey), WcStatus::RemOpErr);
     assert_eq!((w.parent.read(0, 64), w.counters().iommu_faults), (vec![0; 64], 1));

@@ -148,7 +148,7 @@ fn b55_b56_read_only_memory_is_read_by_a_peer_and_a_source_and_never_written() {
     let e = keys.unwrap_err();
     assert_eq!(e.kind(), DeviceErrorKind::ReadOnly);
     assert!(e.to_string().contains("memory is read-only"), "{e}");
-    let _ = rig.dev.dma_unmap(addr, Fenced::mint()).unwrap();
+    let _ = rig.dev.dma_unmap(&bytes, addr, Fenced::mint()).unwrap();
     drop(bytes);
     let (target, sink) = (rig.memory(4096, LOCAL | BOTH), rig.memory(4096, LOCAL));
     assert_eq!(rig.read(&sink, readable.addr.0, readable.keys.rkey), WcStatus::Success);

@@ -62,7 +62,7 @@ impl Rig {
 
     pub(super) fn release(&self, m: Memory) {
         self.dev.dereg_mr(m.keys.mr).unwrap();
-        let _ = self.dev.dma_unmap(m.addr, Fenced::mint()).unwrap();
+        let _ = self.dev.dma_unmap(&m.bytes, m.addr, Fenced::mint()).unwrap();
     }
 
     pub(super) fn window(&self) -> MwKeys {
