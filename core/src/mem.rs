@@ -29,7 +29,7 @@ pub(crate) struct Allocation {
     /// The id of the device that the bytes are lent to, or 0. For devices that address memory like
     /// the CPU; others hold a clone of the `ExposedBytes`. While it is not 0 no `DmaBuf` is made of
     /// them and the memory stays.
-    lent: AtomicU64,
+    lent: AtomicUsize,
 }
 
 /// A mapping of whole words.
@@ -78,7 +78,7 @@ impl Allocation {
     /// Whether it is lent to this device.
     #[cfg(any(test, all(feature = "verbs", target_os = "linux")))]
     pub(crate) fn is_lent_to(&self, device: DeviceId) -> bool {
-        self.lent.load(Ordering::Acquire) == device.0
+        self.lent.load(Ordering::Acquire) == mark(device)
     }
 }
 
@@ -98,7 +98,15 @@ impl Drop for View {
 }
 
 /// No device: their ids begin at 1.
-const NOBODY: u64 = 0;
+const NOBODY: usize = 0;
+
+/// What a device that the bytes are lent to leaves on them.
+#[cfg(any(test, all(feature = "verbs", target_os = "linux")))]
+#[inline]
+fn mark(device: DeviceId) -> usize {
+    // No program opens so many devices that two have one mark.
+    device.0 as usize
+}
 
 /// Why memory could not be had.
 #[derive(Debug, thiserror::Error)]
@@ -179,7 +187,7 @@ impl DmaBuf {
     }
 
     fn over(map: Map, len: usize, read_only: bool) -> DmaBuf {
-        let lent = AtomicU64::new(NOBODY);
+        let lent = AtomicUsize::new(NOBODY);
         let alloc = Arc::new(Allocation { map, len, read_only, lent });
         DmaBuf { view: Arc::new(View { alloc }), place: None }
     }
@@ -321,7 +329,7 @@ impl ExposedBytes {
     #[inline]
     pub(crate) fn lend_to(&self, device: DeviceId) -> bool {
         let lent = &self.view.alloc.lent;
-        lent.compare_exchange(NOBODY, device.0, Ordering::AcqRel, Ordering::Acquire).is_ok()
+        lent.compare_exchange(NOBODY, mark(device), Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
     /// Ends the loan to a device.
@@ -332,7 +340,7 @@ impl ExposedBytes {
     #[inline]
     pub(crate) fn end_loan(&self, device: DeviceId, proof: Fenced) -> Result<Unmapped, Fenced> {
         let lent = &self.view.alloc.lent;
-        match lent.compare_exchange(device.0, NOBODY, Ordering::AcqRel, Ordering::Acquire) {
+        match lent.compare_exchange(mark(device), NOBODY, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => Ok(Unmapped::after(proof)),
             Err(_) => Err(proof),
         }

@@ -4,6 +4,7 @@ use super::explore::every;
 use super::thread;
 use crate::mem::{DmaBuf, Fenced, Unmapped};
 use crate::sync::Arc;
+use crate::types::DeviceId;
 
 fn unmapped() -> Unmapped {
     Unmapped::after(Fenced::mint())
@@ -45,5 +46,20 @@ fn memory_is_unmapped_by_whoever_lets_go_last() {
         assert_eq!(Arc::strong_count(&memory), 2);
         drop(taken);
         assert_eq!(Arc::strong_count(&memory), 1);
+    });
+}
+
+#[test]
+fn bytes_are_lent_to_one_device_at_a_time() {
+    every("two devices are lent the same bytes at once", || {
+        let (bytes, _) = DmaBuf::new(8).unwrap().into_exposed();
+        let (one, two, same) = (DeviceId(1), DeviceId(2), bytes.clone());
+        let other = thread::spawn(move || same.lend_to(one));
+        let mine = bytes.lend_to(two);
+        let others = other.join().unwrap();
+        assert_ne!(mine, others, "one of them, and only one");
+        let (bytes, _) = bytes.into_buf(unmapped(), None).unwrap_err();
+        let ended = bytes.end_loan(if mine { two } else { one }, Fenced::mint()).unwrap();
+        assert!(bytes.into_buf(ended, None).is_ok());
     });
 }
