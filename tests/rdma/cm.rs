@@ -301,6 +301,22 @@ fn cm_every_way_to_nobody_is_an_error_of_its_own() {
 }
 
 #[test]
+fn cm_a_listener_on_every_address_is_reached_through_the_device() {
+    let Some(mut net) = Net::new() else { return };
+    let everywhere = SocketAddr::from(([0, 0, 0, 0], 0));
+    let listener = Listener::bind(&net.dev, everywhere, 8).unwrap();
+    let to = SocketAddr::new(net.listener.local_addr().ip(), listener.local_addr().port());
+    net.listener = listener;
+    let (mut a, mut b) = (net.open(Fmr::new()), net.open(Fmr::new()));
+    let mut c = Connecting::start(&a, to, Data::Hello(b""), LIMIT_NS).unwrap();
+    net.request(&mut c, &mut a).accept(&mut b, Data::Hello(b"")).unwrap();
+    net.finish(&mut c, &mut a).unwrap();
+    works(&net, &mut a, &mut b, 3);
+    drop((a, b));
+    net.close();
+}
+
+#[test]
 fn cm_silence_ends_at_the_limit_and_costs_nothing() {
     let Some(mut net) = Net::new() else { return };
     let (mut a, mut b) = (net.open(Fmr::new()), net.open(Fmr::new()));

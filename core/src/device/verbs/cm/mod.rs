@@ -22,6 +22,40 @@
 //! this module does not provide for.
 //! # Source
 //! rdma_cm(7), RFC 8797 for what others put into private data
+//! # Example
+//! One step of each side; a program goes on until it has what it wants.
+//! ```no_run
+//! use memreg_core::device::verbs::cm::{CmError, Connected, Connecting, Data, Listener};
+//! use memreg_core::device::verbs::VerbsDevice;
+//! use memreg_core::{MemReg, Tick, Transport};
+//!
+//! fn serve<S: MemReg>(
+//!     listener: &mut Listener,
+//!     t: &mut Transport<VerbsDevice, S>,
+//! ) -> Result<Option<Connected>, CmError> {
+//!     match listener.request()? {
+//!         Some(request) if request.hello().is_ok_and(|h| h.data == b"my program") => {
+//!             request.accept(t, Data::Hello(b"welcome")).map(Some)
+//!         }
+//!         Some(request) => request.refuse("this port is for my program").map(|()| None),
+//!         None => Ok(None),
+//!     }
+//! }
+//!
+//! fn dial<S: MemReg>(
+//!     t: &mut Transport<VerbsDevice, S>,
+//!     mut clock: impl FnMut() -> Tick,
+//! ) -> Result<Connected, CmError> {
+//!     let to = ([192, 168, 77, 1], 7000).into();
+//!     let mut connecting = Connecting::start(t, to, Data::Hello(b"my program"), 5_000_000_000)?;
+//!     loop {
+//!         if let Some(connected) = connecting.poll(t, clock())? {
+//!             return Ok(connected);
+//!         }
+//!         connecting.wait(std::time::Duration::from_millis(100))?;
+//!     }
+//! }
+//! ```
 
 mod address;
 mod channel;
