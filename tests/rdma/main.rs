@@ -16,4 +16,5 @@ mod life;
 mod pair;
 mod peer_process;
 mod shared_pd;
+mod threads;
 mod transfers;

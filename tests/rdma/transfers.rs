@@ -18,7 +18,7 @@ fn every_strategy_carries_every_byte_both_ways() {
     }
 }
 
-fn carries(pair: &mut Pair, len: usize) {
+pub fn carries(pair: &mut Pair, len: usize) {
     let data = pattern(3, len);
     let buf = DmaBuf::from_bytes(&data).unwrap();
     let (exposed, segments) = pair.expose_told(buf, Grant::PeerReads);
