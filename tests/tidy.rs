@@ -100,6 +100,26 @@ fn unsafe_stays_on_its_islands() {
     report(&problems);
 }
 
+/// Each planted defect of the list stands somewhere in the code, and each that stands there is in
+/// the list: a change of the code around one must not lose it.
+#[test]
+fn planted_defects_are_those_of_the_list() {
+    let between = |text: &str, before: &str, after: &str| -> BTreeSet<String> {
+        let rest = text.split(before).skip(1);
+        rest.filter_map(|t| t.split_once(after)).map(|(id, _)| id.to_owned()).collect()
+    };
+    let (mut listed, mut planted) = (BTreeSet::new(), BTreeSet::new());
+    for file in source::files(&[".rs"]).iter().filter(|f| f.path.starts_with("core/src/")) {
+        if file.path.ends_with("/mutants.rs") {
+            listed = between(&file.text, "\n    (\"", "\", \"");
+        } else {
+            planted.extend(between(&file.text, "mutant!(\"", "\")"));
+        }
+    }
+    assert!(listed.len() >= 30, "{listed:?}");
+    assert_eq!(listed, planted);
+}
+
 /// Who may depend on whom inside the workspace: a crate may use anything to its right.
 const LAYERS: [(&str, &[&str]); 8] = [
     ("memreg", &["memreg-config", "memreg-selector", "memreg-strategies", "memreg-core"]),
