@@ -161,9 +161,7 @@ fn open_with(
     let registry = Registry::new()?;
     let caps = device.caps();
     let (wanted, options) = (wanted(settings), build_options(settings));
-    let relaxed_ordering = settings.relaxed_ordering;
-    let open_options =
-        OpenOptions { ask: settings.ask, relaxed_ordering, ..OpenOptions::default() };
+    let open_options = open_options(settings);
     let mut tried: Vec<Tried> = vec![];
     loop {
         let choice = rechoose(&registry, &caps, &settings.ask, &wanted, &options, &tried)?;
@@ -253,6 +251,12 @@ pub(crate) fn wanted(settings: &Settings) -> Wanted {
         StrategyChoice::Auto { order } => Wanted::new("auto", order.clone()),
         StrategyChoice::Named(name) => Wanted::new(name, Wanted::default().order),
     }
+}
+
+/// What transports are opened with.
+pub(crate) fn open_options(settings: &Settings) -> OpenOptions {
+    let relaxed_ordering = settings.relaxed_ordering;
+    OpenOptions { ask: settings.ask, relaxed_ordering, ..OpenOptions::default() }
 }
 
 /// What strategies are built with.

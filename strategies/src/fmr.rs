@@ -5,7 +5,7 @@
 //! buffer has no remote key.
 
 use crate::shape::check_lengths;
-use memreg_core::device::{Caps, DeviceError, DeviceErrorKind};
+use memreg_core::device::{Caps, DeviceError};
 use memreg_core::memreg::{
     Control, Event, MAX_REGIONS, MapError, MemReg, Poison, RegionId, Reject, SegList, WrBatch,
 };
@@ -36,7 +36,7 @@ impl Fmr {
     fn register(&self, ctl: &mut dyn Control, bytes: Range<u64>) -> Result<(), MapError> {
         let Err(e) = ctl.reg_mr(bytes.clone()) else { return Ok(()) };
         let len = bytes.end - bytes.start;
-        if !is_no_room(&e) || self.split_bytes == 0 || len <= self.split_bytes {
+        if !e.is_no_room() || self.split_bytes == 0 || len <= self.split_bytes {
             return Err(e.into());
         }
         if len.div_ceil(self.split_bytes) > MAX_REGIONS as u64 {
@@ -149,13 +149,6 @@ impl MemReg for Fmr {
     }
 
     fn on_drained(&mut self) {}
-}
-
-/// Whether a smaller registration may work where this one did not. A limit that is named is not a
-/// matter of size.
-fn is_no_room(e: &DeviceError) -> bool {
-    let unnamed = e.limit.is_none() || e.limit.is_some_and(|l| l.what == "max_mr_size");
-    unnamed && matches!(e.kind(), DeviceErrorKind::OutOfMemory | DeviceErrorKind::Limit)
 }
 
 #[cfg(test)]

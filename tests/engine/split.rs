@@ -140,3 +140,29 @@ fn an_access_across_segments_stays_inside_them_and_reads_like_it_writes() {
     let none = rig.peer.read_across(&[], 0, DmaBuf::new(1).unwrap()).unwrap_err();
     assert!(matches!(none.why, Refusal::OutsideSegment { len: 0, .. }));
 }
+
+#[test]
+fn b104_a_large_buffer_of_this_side_is_registered_by_the_bytes_that_an_operation_needs() {
+    let mut rig = rig(2 * GIB, GIB);
+    let there = rig.peer.expose(DmaBuf::new(1 << 20).unwrap(), Grant::PeerWrites).unwrap();
+    let segment = rig.peer.segments(&there).unwrap()[0];
+    let mrs = rig.owner.device().counters().mrs;
+    let at = (3 << 30) - 5;
+    let mut source = large();
+    source[at..at + 10].copy_from_slice(b"0123456789");
+    for round in 1..=2 {
+        let op = rig.owner.write(&segment, 100, (source, at..at + 10)).unwrap();
+        rig.settle();
+        let done = rig.owner.take(op).unwrap();
+        assert_eq!(done.result, Ok(10));
+        assert_eq!(rig.owner.stats().range_registrations, round);
+        assert_eq!(rig.owner.device().counters().mrs, mrs, "it has ended with the write");
+        source = done.buffers.into_first().unwrap();
+    }
+    let e = rig.owner.write(&segment, 0, source).unwrap_err();
+    assert!(matches!(e.why, Refusal::OutsideSegment { .. }), "{:?}", e.why);
+    rig.peer.revoke(&there, NoReply::Unmarked).unwrap();
+    rig.settle();
+    let back = rig.peer.reclaim(there).unwrap().into_first().unwrap();
+    assert_eq!(&back[100..110], b"0123456789");
+}

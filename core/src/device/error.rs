@@ -203,6 +203,15 @@ impl DeviceError {
         }
     }
 
+    /// Whether a registration of fewer bytes may work where this one did not. A limit that is
+    /// named and is not about the size of one MR says no.
+    #[must_use]
+    pub fn is_no_room(&self) -> bool {
+        let of_size = self.limit.is_none_or(|l| l.what == "max_mr_size");
+        let full = matches!(self.kind(), DeviceErrorKind::OutOfMemory | DeviceErrorKind::Limit);
+        self.verb == Verb::RegMr && full && of_size
+    }
+
     /// What to do about it.
     #[must_use]
     pub fn disposition(&self) -> Disposition {

@@ -514,6 +514,20 @@ impl<D: Device> Engine<D> {
         Ok(keys.lkey)
     }
 
+    /// An MR for one operation over the bytes of a lent buffer that it needs, where the device has
+    /// no room for the whole buffer. It ends with the operation.
+    pub(crate) fn range_mr(&mut self, piece: &mut Piece) -> Result<Lkey, DeviceError> {
+        let base = piece.mapped.ok_or(DeviceError::new(Verb::RegMr, errno::EFAULT))?;
+        let addr = DmaAddr(base.0 + piece.range.start as u64);
+        let purpose = if piece.bytes.is_read_only() { Purpose::Source } else { Purpose::Receive };
+        let (len, access) =
+            (piece.range.len() as u64, self.caps.rights_for(purpose) | self.ordering);
+        let keys = self.device.reg_mr(self.pd, addr, len, access)?;
+        piece.once = Some(keys.mr);
+        self.stats.range_registrations += 1;
+        Ok(keys.lkey)
+    }
+
     /// Deregisters MRs of buffers that are gone, at most `budget` of them.
     pub(crate) fn drain_local_queue(&mut self, budget: usize) {
         for _ in 0..budget {

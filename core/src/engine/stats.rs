@@ -42,6 +42,8 @@ pub struct Stats {
     pub local_hits: u64,
     /// MRs made for one RDMA READ each, because the wire asks for remote write on its sink (iWARP).
     pub sink_registrations: u64,
+    /// MRs made for one read or write each, because the device has no room for the whole buffer.
+    pub range_registrations: u64,
     /// Copies between buffers and the bounce arena.
     pub copies: u64,
     pub exposures: u64,

@@ -267,7 +267,16 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         let mut remote = runs.iter().map(|r| r.len);
         let mut left = remote.next().unwrap_or(0);
         for piece in pieces {
-            let lkey = if once { self.eng.sink_mr(piece)? } else { self.eng.local_mr(piece)?.1 };
+            let lkey = match once {
+                true => self.eng.sink_mr(piece)?,
+                false => match self.eng.local_mr(piece) {
+                    Ok((_, lkey)) => lkey,
+                    Err(e) if e.is_no_room() && piece.range.len() < piece.bytes.len() => {
+                        self.eng.range_mr(piece)?
+                    }
+                    Err(e) => return Err(e),
+                },
+            };
             let base = piece.mapped.map_or(0, |a| a.0);
             let mut at = piece.range.start as u64;
             let end = piece.range.end as u64;

@@ -7,7 +7,6 @@ use crate::cli::serve::wire::Terms;
 use anyhow::anyhow;
 use memreg_core::device::AnyDevice;
 use memreg_core::device::verbs::cm::{Connecting, Data};
-use memreg_core::sizing::Ask;
 use memreg_core::transport::OpenOptions;
 use memreg_core::types::Tick;
 use memreg_strategies::Strategy;
@@ -19,13 +18,12 @@ impl Pair {
     /// most so many bytes.
     pub fn dial(
         device: AnyDevice,
-        ask: &Ask,
+        options: &OpenOptions,
         strategy: Strategy,
         to: SocketAddr,
         op_bytes_most: u64,
     ) -> Result<Pair, PairError> {
-        let options = OpenOptions { ask: *ask, ..OpenOptions::default() };
-        let mut owner = Transport::open(device, strategy, &options)?;
+        let mut owner = Transport::open(device, strategy, options)?;
         let terms = Terms { op_bytes_most }.to_wire();
         let limit = u64::try_from(LIMIT.as_nanos()).unwrap_or(u64::MAX);
         let mut c = Connecting::start(&owner, to, Data::Hello(&terms), limit)?;

@@ -101,11 +101,10 @@ impl Pair {
     /// ordinary registrations.
     pub fn open(
         (owner, peer): (AnyDevice, AnyDevice),
-        ask: &Ask,
+        options: &OpenOptions,
         strategy: Strategy,
     ) -> Result<Pair, PairError> {
-        let options = OpenOptions { ask: *ask, ..OpenOptions::default() };
-        let mut owner = Transport::open(owner, strategy, &options)?;
+        let mut owner = Transport::open(owner, strategy, options)?;
         let ask = Ask { credits: PEER_CREDITS, ..Ask::default() };
         let options = OpenOptions { ask, ..OpenOptions::default() };
         let mut peer = Transport::open(peer, Fmr::new().into(), &options)?;
@@ -445,7 +444,8 @@ mod tests {
         let ask = Ask { danger_trust_peer: true, ..Ask::default() };
         let fabric = Fabric::new(1);
         let ends = (fabric.add_node("a", caps), fabric.add_node("b", Caps::default()));
-        let mut pair = Pair::open((ends.0.into(), ends.1.into()), &ask, strategy).unwrap();
+        let options = OpenOptions { ask, ..OpenOptions::default() };
+        let mut pair = Pair::open((ends.0.into(), ends.1.into()), &options, strategy).unwrap();
         pair.resize(200_000, Layout::Whole).unwrap();
         pair
     }

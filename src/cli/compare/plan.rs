@@ -8,7 +8,7 @@ use crate::OpenError;
 use crate::cli::failure::{Failure, chain};
 use crate::cli::serve::needs_a_real_device;
 use crate::cli::{address, args};
-use crate::open::{build_options, wanted};
+use crate::open::{build_options, open_options, wanted};
 use anyhow::anyhow;
 use memreg_config::{Settings, parse_size, rounded_size};
 use memreg_core::transport::error::OpenError as TransportError;
@@ -153,7 +153,7 @@ fn open_pairs(
         }
         let strategy = registry.build(c.name, &options).map_err(Failure::usage)?;
         let opened = match connect {
-            None => Pair::open(bench.ends()?, &settings.ask, strategy),
+            None => Pair::open(bench.ends()?, &open_options(settings), strategy),
             Some((to, sizes)) => dial(settings, strategy, to, sizes)?,
         };
         let failed = match opened {
@@ -195,7 +195,7 @@ fn dial(
 ) -> Result<Result<Pair, PairError>, Failure> {
     let most = sizes.iter().map(|s| s.bytes as u64).max().unwrap_or(0);
     let device = crate::open_device(settings)?;
-    Ok(Pair::dial(device, &settings.ask, strategy, to, most))
+    Ok(Pair::dial(device, &open_options(settings), strategy, to, most))
 }
 
 #[cfg(not(all(feature = "verbs", target_os = "linux")))]
