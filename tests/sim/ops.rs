@@ -30,6 +30,7 @@ impl World {
                 self.recv(c, s);
             }
             Op::Revoke => self.revoke(c, s),
+            Op::RevokeAll => self.revoke_all(c, s),
             Op::Cancel => self.cancel(c, s),
             Op::DropHandle | Op::ForgetHandle => self.let_go(op, c, s),
             Op::Reclaim => self.reclaim(c, s),
@@ -269,6 +270,37 @@ impl World {
         // What is fenced already, or down, has no key that a reply could meet.
         let open = me.t.exposure_state(&lent.handle) == Ok(ExposureState::Revoking);
         assert!(waits || !open, "rule 5: a key was invalidated while its reply may still come");
+        let reserved = !matches!(r, Err(Refusal::QueueFull { .. } | Refusal::NeverFits { .. }));
+        assert!(reserved, "rule 7: no slot for a fence");
+    }
+
+    /// All, or a part, with one post: none of them if one may not.
+    fn revoke_all(&mut self, c: usize, s: usize) {
+        let calm = self.plan.calm;
+        let (me, peer) = self.conns[c].pair(s);
+        let some = self.rng.bool();
+        let mut chosen = vec![];
+        for (i, lent) in me.out.iter().enumerate() {
+            let orderly = calm || me.physical();
+            let waits = orderly && (peer.is_using(lent.serial) || (calm && lent.marked));
+            let left_out = waits || (some && self.rng.bool());
+            if !left_out {
+                chosen.push(i);
+            }
+        }
+        let sure = !calm && self.rng.bool();
+        let reply = if sure { NoReply::NoneCanCome } else { NoReply::Unmarked };
+        let r = me.t.revoke_all(chosen.iter().map(|&i| &me.out[i].handle), reply);
+        note!(self.log, "  {chosen:?} {sure}: {r:?}");
+        let unproven = |l: &Lent| l.marked && !sure && l.state == ExposureState::Exposed;
+        let waits = chosen.iter().map(|&i| &me.out[i]).any(unproven);
+        let kept = |l: &Lent| me.t.exposure_state(&l.handle) == Ok(l.state);
+        let same = chosen.iter().all(|&i| kept(&me.out[i]));
+        assert!(
+            !waits || r.is_err(),
+            "rule 5: a key was invalidated while its reply may still come"
+        );
+        assert!(same || matches!(r, Ok(()) | Err(Refusal::Down(_))), "refused in part: {r:?}");
         let reserved = !matches!(r, Err(Refusal::QueueFull { .. } | Refusal::NeverFits { .. }));
         assert!(reserved, "rule 7: no slot for a fence");
     }

@@ -68,6 +68,8 @@ pub enum Op {
     BadInvalidation,
     Recv,
     Revoke,
+    /// Several with one post.
+    RevokeAll,
     Cancel,
     DropHandle,
     ForgetHandle,
@@ -156,7 +158,7 @@ const USUAL: [(Op, u32, u32); 12] = [
 ];
 
 /// Operations of which each seed has a subset; `true` for those that a calm seed may have.
-const SOMETIMES: [(Op, u32, bool); 17] = [
+const SOMETIMES: [(Op, u32, bool); 18] = [
     (Op::ExposeUntil, 6, false),
     (Op::Renew, 3, true),
     (Op::SendMarked, 8, true),
@@ -174,6 +176,7 @@ const SOMETIMES: [(Op, u32, bool); 17] = [
     (Op::Kill, 1, false),
     (Op::Unplug, 1, false),
     (Op::PassBuffer, 4, true),
+    (Op::RevokeAll, 6, true),
 ];
 
 impl Plan {

@@ -132,6 +132,7 @@ impl SmallWorld {
         let view = self.node.look_at(qp).unwrap();
         let wcs = self.node.waiting_wcs(self.owner.completion_queue());
         f.push_str(" | ");
+        let mut unheard = false;
         for q in &self.queue {
             let wc = wcs.iter().find(|wc| wc.wr_id() == q.wr_id);
             let end = match (view.sends.contains(&q.wr_id), wc) {
@@ -139,7 +140,12 @@ impl SmallWorld {
                 (false, Some(wc)) if !wc.is_success() => End::Failed,
                 (false, _) => End::Ran,
             };
-            print_wr(f, q, end, phase, label);
+            // The sentinel is behind it, and nothing is posted any more.
+            let tells = self.is_open(q) && (end != End::Ran || "Ii".contains(q.kind));
+            if phase < Phase::Draining || unheard || "Ww".contains(q.kind) || tells {
+                print_wr(f, q, end, phase, label);
+            }
+            unheard |= q.kind == 'I' && end == End::Ran && self.is_open(q);
         }
         self.print_receives(f, phase, &wcs, &view);
         let mut invalidated: Vec<_> =
@@ -203,15 +209,15 @@ fn print_wr(
     let open = key.filter(|_| end != End::Ran || "Ii".contains(q.kind));
     let kind = q.kind.to_ascii_lowercase();
     match open {
-        // Nothing more is signaled once the QP is in error: every WR has its completion.
-        Some(n) if phase < Phase::InError => drop(write!(f, "{}{n}{end:?} ", q.kind)),
+        // Once the QP is in error, all that has not run has its completion, signaled or not.
+        Some(n) if phase < Phase::InError || end == End::Ran => {
+            let _ = write!(f, "{}{n}{end:?} ", q.kind);
+        }
         Some(n) => drop(write!(f, "{kind}{n}{end:?} ")),
         None if kind == 'w' && end != End::Ran => drop(write!(f, "{kind}{end:?} ")),
-        // The sentinel is behind it, and nothing is posted any more.
-        None if phase == Phase::Draining => {}
         None if end == End::Ran => f.push(if q.kind == kind { 'x' } else { 'X' }),
         // It fails, whatever it is; and until then a message, which may succeed, is one.
-        None if phase == Phase::InError => drop(write!(f, "z{end:?} ")),
+        None if phase >= Phase::InError => drop(write!(f, "z{end:?} ")),
         None => drop(write!(f, "{}{end:?} ", q.kind)),
     }
 }

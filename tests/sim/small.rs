@@ -36,6 +36,10 @@ pub enum Move {
     /// On the caller's word, which may be wrong.
     RevokeSure(usize),
     RevokeRefused(usize),
+    /// Both with one post, this one first, on the caller's word.
+    RevokeBoth(usize),
+    /// The post of both is cut after the first.
+    RevokeBothCut(usize),
     Cancel(usize),
     Drop(usize),
     /// The owner's QP runs one WR, or flushes one.
@@ -60,7 +64,7 @@ pub enum Move {
     Reconnect,
 }
 
-pub const MOVES: [Move; 34] = [
+pub const MOVES: [Move; 38] = [
     Move::Expose(0),
     Move::Expose(1),
     Move::Flush,
@@ -75,6 +79,10 @@ pub const MOVES: [Move; 34] = [
     Move::RevokeSure(1),
     Move::RevokeRefused(0),
     Move::RevokeRefused(1),
+    Move::RevokeBoth(0),
+    Move::RevokeBoth(1),
+    Move::RevokeBothCut(0),
+    Move::RevokeBothCut(1),
     Move::Cancel(0),
     Move::Cancel(1),
     Move::Drop(0),
@@ -229,6 +237,8 @@ impl SmallWorld {
                 self.revoke(i);
             }
             Move::RevokeSure(i) => self.revoke_sure(i),
+            Move::RevokeBoth(i) => self.revoke_both(i),
+            Move::RevokeBothCut(i) => self.with_cut(1, |w| w.revoke_both(i)),
             Move::RevokeRefused(i) => self.with_cut(0, |w| w.revoke_sure(i)),
             Move::Cancel(i) => {
                 if let Some(slot) = &self.slots[i] {
@@ -287,19 +297,26 @@ impl SmallWorld {
         ran
     }
 
+    /// Unless an invalidation in front of it ran unsignaled: its end is heard of by the completion
+    /// of a later WR, whatever that is.
     fn next_changes_nothing(&self) -> bool {
         let view = self.owner.queue_pair().and_then(|qp| self.node.look_at(qp));
         let head = view.and_then(|v| v.sends.first().copied());
-        let head = self.queue.iter().find(|q| Some(q.wr_id) == head);
-        head.is_some_and(|q| {
-            "Ss".contains(q.kind) || ("RrIi".contains(q.kind) && !self.is_ours(q.key))
-        })
+        let head = self.queue.iter().position(|q| Some(q.wr_id) == head);
+        let Some((before, head)) = head.map(|at| (&self.queue[..at], &self.queue[at])) else {
+            return false;
+        };
+        let wcs = self.node.waiting_wcs(self.owner.completion_queue());
+        let heard = |q: &Queued| wcs.iter().any(|wc| wc.wr_id() == q.wr_id);
+        let unheard = |q: &Queued| q.kind == 'I' && self.is_open(q) && !heard(q);
+        !"Ww".contains(head.kind) && !self.is_open(head) && !before.iter().any(unheard)
     }
 
-    /// Whether a key is that of an exposure that is open.
-    fn is_ours(&self, bits: u32) -> bool {
+    /// Whether a WR registers or invalidates a key of an exposure that is open.
+    pub fn is_open(&self, q: &Queued) -> bool {
         let held = self.slots.iter().flatten().map(|s| key(&s.seg));
-        held.chain(self.dropped.iter().map(|d| key(&d.seg))).any(|k| k == bits)
+        let mut open = held.chain(self.dropped.iter().map(|d| key(&d.seg)));
+        "RrIi".contains(q.kind) && open.any(|k| k == q.key)
     }
 
     fn connect(&mut self) {
@@ -369,6 +386,12 @@ impl SmallWorld {
     fn revoke_sure(&mut self, i: usize) {
         if let Some(slot) = &self.slots[i] {
             drop(self.owner.revoke(&slot.handle, NoReply::NoneCanCome));
+        }
+    }
+
+    fn revoke_both(&mut self, first: usize) {
+        if let (Some(a), Some(b)) = (&self.slots[first], &self.slots[1 - first]) {
+            drop(self.owner.revoke_all([&a.handle, &b.handle], NoReply::NoneCanCome));
         }
     }
 
