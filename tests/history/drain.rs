@@ -275,3 +275,28 @@ fn b33_after_an_overrun_the_next_connection_has_a_cq_that_works() {
     assert_eq!(rig.node.counters().cqs, 1, "the CQ that overran is gone");
     rig.assert_clean();
 }
+
+#[test]
+fn b33_a_cq_that_kept_the_sentinel_without_a_word_is_not_used_again() {
+    let mut rig = Rig::frwr();
+    let (e, _) = rig.exposed(64, 0, Grant::PeerWrites);
+    let (cq, qp) = (rig.owner.completion_queue(), rig.owner.queue_pair().unwrap());
+    rig.plan.overrun_cq(cq);
+    // Nobody hears of it.
+    while rig.owner.device().next_event(qp).is_some() {}
+    rig.owner.disconnect();
+    rig.settle();
+    assert_eq!(rig.owner.state(), &State::Draining, "the sentinel never comes");
+    rig.now = rig.now.after(OpenOptions::default().drain_limit_ns);
+    rig.settle();
+    assert!(rig.is_down());
+    rig.owner.reclaim(e).unwrap();
+    rig.reconnect();
+    let (e, _) = rig.exposed(64, 0, Grant::PeerWrites);
+    rig.owner.revoke(&e, NoReply::Unmarked).unwrap();
+    rig.settle();
+    assert_eq!(rig.owner.exposure_state(&e), Ok(ExposureState::Fenced));
+    rig.owner.reclaim(e).unwrap();
+    assert_eq!(rig.node.counters().cqs, 1);
+    rig.assert_clean();
+}

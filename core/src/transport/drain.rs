@@ -89,11 +89,12 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             // The QP is still there: nothing is proven. Everything stays, and `poll` tries again.
             return;
         }
+        // Before the ring is settled, which counts the sentinel as seen.
+        self.cq_doubtful |= !self.sentinel_seen;
         self.settle_ring();
         self.bury_windows();
         self.destroy_keys();
         self.strategy_drained();
-        self.cq_doubtful |= !self.sentinel_seen;
         let cause = self.cause.take().unwrap_or(DownCause::Local);
         let cause = if self.eng.gone { DownCause::DeviceGone } else { cause };
         tracing::info!(%cause, open_keys = self.open_keys(), "connection down");
@@ -145,12 +146,13 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     }
 
     /// Events of a QP go with it: the device's removal must be heard before, or no release on it
-    /// would ever count.
+    /// would ever count; and that its CQ has overrun, for the next QP would be on it.
     fn hear_removal(&mut self) {
         while let Some(qp) = self.eng.qp
             && let Some(event) = self.eng.device.next_event(qp)
         {
             self.eng.gone |= event == AsyncEvent::DeviceFatal;
+            self.cq_doubtful |= matches!(event, AsyncEvent::CqOverrun(_));
         }
     }
 
