@@ -1,9 +1,9 @@
 //! Leases: what was exposed longer than asked is taken back, and nobody else suffers.
 
-use super::rig::Rig;
+use super::rig::{Rig, is_inv, posts};
 use memreg_core::DmaBuf;
 use memreg_core::device::sim::{Fabric, SimDevice};
-use memreg_core::device::{Caps, WcStatus};
+use memreg_core::device::{Caps, WcStatus, errno};
 use memreg_core::drive::{Driven, connect_pair, settle};
 use memreg_core::sizing::Ask;
 use memreg_core::transport::error::Refusal;
@@ -69,6 +69,31 @@ fn lease_of_an_exposure_whose_reply_may_come_is_cancelled_not_invalidated() {
     assert_eq!(rig.owner.stats().invalidations, 0, "rule 5");
     assert_eq!(rig.owner.exposure_state(&e), Ok(ExposureState::Fenced));
     rig.owner.reclaim(e).unwrap();
+    rig.assert_clean();
+}
+
+#[test]
+fn rule_8_nothing_is_posted_behind_the_sentinel_for_leases_that_end_together() {
+    let mut rig = Rig::frwr();
+    let mut until = || {
+        let buf = DmaBuf::new(64).unwrap();
+        rig.owner.expose_until(buf, Grant::PeerWrites, Tick(10)).unwrap()
+    };
+    let both = [until(), until()];
+    rig.owner.flush().unwrap();
+    rig.settle();
+    rig.trace.take();
+    rig.plan.refuse_post(1, 0, errno::EINVAL);
+    rig.now = Tick(10);
+    rig.owner.poll(rig.now).unwrap();
+    assert_eq!(rig.owner.state(), &State::Draining);
+    let posted = posts(&rig.trace.take()).concat();
+    assert!(!posted.iter().any(is_inv), "{posted:?}");
+    rig.settle();
+    assert!(rig.is_down());
+    for e in both {
+        rig.owner.reclaim(e).unwrap();
+    }
     rig.assert_clean();
 }
 

@@ -68,6 +68,10 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             .map(|(id, _)| id)
             .collect();
         for id in over {
+            // Taking the one before back has failed: now the drain fences them.
+            if self.state != State::Up {
+                break;
+            }
             self.eng.stats.leases_expired += 1;
             self.take_back(id);
         }
