@@ -11,6 +11,7 @@ use memreg_core::transport::error::Refusal;
 use memreg_core::transport::{Buffers, Exposed, ExposureState, NoReply, Reply};
 use memreg_core::types::Grant;
 use memreg_strategies::Frwr;
+use std::cell::Cell;
 
 /// Windows, one a buffer.
 fn windows() -> Caps {
@@ -93,6 +94,46 @@ fn rule_5_one_refused_exposure_leaves_all_as_they_were() {
         rig.owner.reclaim(e).unwrap();
     }
     rig.assert_clean();
+}
+
+/// An iterator that yields something else than its clone.
+#[derive(Clone)]
+struct Fickle<'a> {
+    looks: &'a Cell<usize>,
+    list: [&'a Exposed; 2],
+    left: bool,
+}
+
+impl<'a> Iterator for Fickle<'a> {
+    type Item = &'a Exposed;
+
+    fn next(&mut self) -> Option<&'a Exposed> {
+        std::mem::take(&mut self.left).then(|| {
+            let look = self.looks.get();
+            self.looks.set(look + 1);
+            self.list[look]
+        })
+    }
+}
+
+#[test]
+fn rule_5_what_was_not_looked_at_is_not_revoked() {
+    let mut rig = Rig::frwr();
+    let plain = staged(&mut rig, 1);
+    let waits = staged(&mut rig, 1);
+    rig.owner.send(b"request", Reply::MayInvalidate(&[&waits])).unwrap();
+    let mut two = Rig::frwr();
+    let foreign = staged(&mut two, 1);
+    rig.settle();
+    rig.trace.take();
+    for other in [&waits, &foreign] {
+        let fickle = Fickle { looks: &Cell::new(0), list: [&plain, other], left: true };
+        rig.owner.revoke_all(fickle, NoReply::Unmarked).unwrap_err();
+        assert!(posts(&rig.trace.take()).is_empty());
+    }
+    for e in [&plain, &waits] {
+        assert_eq!(rig.owner.exposure_state(e), Ok(ExposureState::Exposed));
+    }
 }
 
 #[test]

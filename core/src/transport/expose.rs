@@ -212,7 +212,9 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     /// # Source
     /// ibv_post_send(3), LOCAL_INV
     pub fn revoke(&mut self, exposed: &Exposed, reply: NoReply<'_>) -> Result<(), Refusal> {
-        self.revoke_all([exposed], reply)
+        self.check_handle(exposed)?;
+        self.check_revoke(exposed.id, reply)?;
+        self.unmap(exposed.id)
     }
 
     /// As [`revoke`](Transport::revoke), of many exposures with one post; `reply` is true of each.
@@ -238,11 +240,17 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             self.check_handle(e)?;
             self.check_revoke(e.id, reply)?;
         }
-        let mut chained = Ok(());
+        let (mut refused, mut chained) = (Ok(()), Ok(()));
         for e in exposed {
+            // Unless the list has others in it now than its clone had.
+            refused = self.check_handle(e).and_then(|()| self.check_revoke(e.id, reply));
+            if refused.is_err() {
+                break;
+            }
             chained = chained.and_then(|()| self.chain_unmap(e.id));
         }
-        self.post_unmap(chained)
+        self.post_unmap(chained)?;
+        refused
     }
 
     /// Whether `revoke` would be refused.
