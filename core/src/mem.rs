@@ -12,7 +12,7 @@ use crate::mutants::mutant;
 use crate::sync::{Arc, AtomicUsize, Mutex, MutexGuard, Ordering, PoisonError};
 use crate::types::{DeviceId, DmaAddr, Lkey, MrId};
 use memmap2::{Mmap, MmapOptions, MmapRaw};
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
 use std::fs::File;
 use std::ops::{Deref, DerefMut, Range};
@@ -533,7 +533,7 @@ pub(crate) struct DeregQueue {
 
 #[derive(Debug, Default)]
 struct DeregInner {
-    waiting: Vec<(MrId, Arc<Allocation>)>,
+    waiting: VecDeque<(MrId, Arc<Allocation>)>,
     /// Once closed: the MRs that the device would not end.
     stuck: Option<BTreeSet<MrId>>,
 }
@@ -543,7 +543,7 @@ impl DeregQueue {
         let mut inner = self.lock();
         match &inner.stuck {
             None => {
-                inner.waiting.push((mr, memory));
+                inner.waiting.push_back((mr, memory));
                 self.count.store(inner.waiting.len(), Ordering::Release);
             }
             Some(stuck) if stuck.contains(&mr) => {
@@ -554,13 +554,14 @@ impl DeregQueue {
         }
     }
 
-    /// Takes one waiting MR; the memory must be kept until the MR is deregistered.
+    /// Takes the MR that has waited longest, so that one which does not end keeps no other one
+    /// here; the memory must be kept until the MR is deregistered.
     pub(crate) fn pop(&self) -> Option<(MrId, Arc<Allocation>)> {
         if self.count.load(Ordering::Acquire) == 0 {
             return None;
         }
         let mut inner = self.lock();
-        let taken = inner.waiting.pop();
+        let taken = inner.waiting.pop_front();
         self.count.store(inner.waiting.len(), Ordering::Release);
         taken
     }
@@ -727,6 +728,16 @@ mod tests {
         drop(buf);
         let (mr, memory) = owner.pop().unwrap();
         assert_eq!((mr, Arc::strong_count(&memory)), (MrId(5), 1));
+    }
+
+    #[test]
+    fn an_mr_that_does_not_end_keeps_no_other_one_waiting() {
+        let owner = DeregQueue::default();
+        (1..=2).for_each(|mr| owner.push(MrId(mr), exposed(8).lifetime()));
+        let (refused, memory) = owner.pop().unwrap();
+        owner.push(refused, memory);
+        let (next, _) = owner.pop().unwrap();
+        assert_ne!(next, refused);
     }
 
     #[test]
