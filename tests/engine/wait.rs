@@ -1,10 +1,11 @@
 //! Waiting: armed, polled again, and only then asleep.
 
 use crate::rig::*;
+use memreg_core::DmaBuf;
 use memreg_core::device::{Verb, errno};
 use memreg_core::transport::error::DownCause;
-use memreg_core::transport::{NoReply, Reply, State};
-use memreg_core::types::Grant;
+use memreg_core::transport::{NoReply, OpenOptions, Reply, State};
+use memreg_core::types::{Grant, Tick};
 
 const LIMIT: u64 = 1_000_000_000;
 
@@ -57,6 +58,41 @@ fn the_end_of_the_peer_or_of_the_device_ends_the_wait() {
     let waits = rig.plan.counts().waits;
     rig.owner.wait(rig.now, LIMIT).unwrap();
     assert_eq!(rig.plan.counts().waits, waits, "without a QP nothing can come");
+}
+
+#[test]
+fn a_lease_that_a_drain_will_end_does_not_cut_the_wait_short() {
+    let mut rig = Rig::frwr();
+    let buf = DmaBuf::new(64).unwrap();
+    let e = rig.owner.expose_until(buf, Grant::PeerWrites, Tick(10)).unwrap();
+    rig.owner.flush().unwrap();
+    rig.owner.wait(Tick(4), LIMIT).unwrap();
+    assert_eq!(rig.plan.counts().last_wait_ns, 6);
+    rig.plan.swallow_sends_in_error(true);
+    rig.owner.disconnect();
+    for now in [11, 12] {
+        rig.owner.wait(Tick(now), LIMIT).unwrap();
+        assert_eq!(rig.owner.state(), &State::Draining);
+    }
+    assert_eq!(rig.plan.counts().last_wait_ns, LIMIT, "not over and over");
+    rig.now = rig.now.after(2 * OpenOptions::default().drain_limit_ns);
+    rig.settle();
+    rig.owner.reclaim(e).unwrap();
+    rig.assert_clean();
+}
+
+#[test]
+fn a_drain_of_an_earlier_connection_does_not_cut_the_wait_short() {
+    let mut rig = Rig::frwr();
+    rig.owner.disconnect();
+    rig.peer.disconnect();
+    rig.settle();
+    assert!(rig.is_down());
+    rig.reconnect();
+    let later = rig.now.after(2 * OpenOptions::default().drain_limit_ns);
+    rig.owner.wait(later, LIMIT).unwrap();
+    rig.owner.wait(later, LIMIT).unwrap();
+    assert_eq!(rig.plan.counts().last_wait_ns, LIMIT);
 }
 
 #[test]

@@ -83,6 +83,8 @@ pub struct FaultCounts {
     pub dma_merged: u64,
     /// Waits for an event, which is no fault, and tells who would have hung.
     pub waits: u64,
+    /// How long the last of them was to last at most, in nanoseconds.
+    pub last_wait_ns: u64,
 }
 
 impl FaultCounts {
@@ -571,7 +573,10 @@ impl<D: Device> Device for Faulty<D> {
 
     fn wait_cq(&self, cq: CqId, limit_ns: u64) -> Result<bool, DeviceError> {
         self.gate(Verb::WaitCq)?;
-        self.plan.lock().counts.waits += 1;
+        let mut plan = self.plan.lock();
+        plan.counts.waits += 1;
+        plan.counts.last_wait_ns = limit_ns;
+        drop(plan);
         self.inner.wait_cq(cq, limit_ns)
     }
 

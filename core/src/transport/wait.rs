@@ -1,6 +1,6 @@
 //! Waiting for the device instead of asking it over and over.
 
-use super::{Progress, Transport};
+use super::{Progress, State, Transport};
 use crate::device::{Device, DeviceError};
 use crate::memreg::MemReg;
 use crate::types::Tick;
@@ -43,7 +43,11 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     }
 
     fn until_something_ends(&self, now: Tick, limit_ns: u64) -> u64 {
-        let ends = [self.drain_until, self.eng.next_lease].into_iter().flatten();
-        ends.map(|end| end.0.saturating_sub(now.0)).fold(limit_ns, u64::min)
+        let end = match self.state {
+            State::Up => self.eng.next_lease,
+            State::Draining => self.drain_until,
+            State::Ready | State::Down(_) => None,
+        };
+        end.map_or(limit_ns, |end| end.0.saturating_sub(now.0).min(limit_ns))
     }
 }
