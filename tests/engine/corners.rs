@@ -258,6 +258,13 @@ fn windows() -> Caps {
 /// Windows of a QP that failed half-way are kept and used on the next QP.
 #[test]
 fn windows_of_a_failed_reconnect_do_not_outlive_its_queue_pair() {
+    for busy in [false, true] {
+        windows_of_a_failed_reconnect(busy);
+    }
+}
+
+/// If `busy`, neither the windows nor the QP end when they are first asked to.
+fn windows_of_a_failed_reconnect(busy: bool) {
     let mut rig = Rig::new(Frwr::default(), windows(), Ask::default());
     rig.owner.disconnect();
     rig.peer.disconnect();
@@ -265,6 +272,10 @@ fn windows_of_a_failed_reconnect_do_not_outlive_its_queue_pair() {
     assert_eq!(rig.node.counters().mws, 0);
     rig.trace.take();
     rig.plan.fail_nth(Verb::AllocMw, 3, 1, errno::ENOMEM);
+    if busy {
+        rig.plan.fail(Verb::DeallocMw, 2, errno::EBUSY);
+        rig.plan.fail(Verb::DestroyQp, 1, errno::EBUSY);
+    }
     rig.owner.reconnect().unwrap_err();
     let c = rig.node.counters();
     println!("after the failed reconnect: {} QPs, {} windows", c.qps, c.mws);

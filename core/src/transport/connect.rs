@@ -276,8 +276,11 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     /// One or two verbs a region.
     pub fn recover(&mut self, budget: usize) -> Result<usize, DeviceError> {
         if matches!(self.state, State::Down(_)) {
+            // A `reconnect` that failed may have left both; windows first.
+            self.destroy_windows();
             self.destroy_qp();
             if self.eng.qp.is_none() {
+                self.bury_windows();
                 self.destroy_keys();
             }
         }
