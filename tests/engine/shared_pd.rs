@@ -1,7 +1,7 @@
 //! Several transports in one protection domain.
 
 use memreg_core::device::sim::{Fabric, SimDevice};
-use memreg_core::device::{Caps, Device, TransportKind, WcStatus};
+use memreg_core::device::{Caps, Device, RelaxedOrdering, TransportKind, WcStatus};
 use memreg_core::drive::{connect_pair, settle};
 use memreg_core::memreg::MemReg;
 use memreg_core::transport::error::OpenError;
@@ -161,4 +161,19 @@ fn what_was_seen_on_one_device_says_nothing_of_another() {
     let e = SharedPd::new(node.clone(), QpBoundKeys::seen_on(peers.id())).unwrap_err();
     assert_eq!(e, SharedPdError::OtherDevice { seen: peers.id(), this: node.id() });
     assert_eq!(node.counters().pds, 0);
+}
+
+#[test]
+fn b59_a_registration_of_another_ordering_is_nobodys() {
+    let caps = Caps { relaxed_ordering: true, ..windows() };
+    let node = Fabric::new(1).add_node("owner", caps);
+    let pd = shared(&node);
+    let open = |relaxed_ordering| {
+        let options = OpenOptions { relaxed_ordering, ..OpenOptions::default() };
+        Transport::open_in(&pd, Frwr::new(), &options)
+    };
+    let _first = open(RelaxedOrdering::Require).unwrap();
+    let _like_it = open(RelaxedOrdering::Try).unwrap();
+    let e = open(RelaxedOrdering::Off).unwrap_err().to_string();
+    assert!(e.ends_with("registered in it with another relaxed_ordering than is wanted"), "{e}");
 }

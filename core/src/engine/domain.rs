@@ -5,6 +5,7 @@ use crate::mem::DeregQueue;
 use crate::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::types::{MrId, PdId};
 use std::collections::BTreeSet;
+use std::sync::OnceLock;
 
 /// A PD of one transport, or of several that share it; the last one that goes ends it.
 ///
@@ -18,12 +19,20 @@ pub(crate) struct Domain<D: Device> {
     pub(crate) queue: Arc<DeregQueue>,
     /// All local MRs that exist.
     live: Mutex<BTreeSet<MrId>>,
+    /// Whether they ask for relaxed ordering: as the first transport in the PD wanted.
+    relaxed: OnceLock<bool>,
 }
 
 impl<D: Device> Domain<D> {
     pub(crate) fn open(device: D) -> Result<Domain<D>, DeviceError> {
         let pd = device.alloc_pd()?;
-        Ok(Domain { device, pd, queue: Arc::default(), live: Mutex::default() })
+        let (queue, live, relaxed) = (Arc::default(), Mutex::default(), OnceLock::new());
+        Ok(Domain { device, pd, queue, live, relaxed })
+    }
+
+    /// Whether a transport that wants this ordering can use the local MRs of the others.
+    pub(crate) fn agrees(&self, relaxed: bool) -> bool {
+        *self.relaxed.get_or_init(|| relaxed) == relaxed
     }
 
     pub(crate) fn registered(&self, mr: MrId) {

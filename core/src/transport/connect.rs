@@ -2,7 +2,7 @@
 
 use super::error::{ConnectError, DownCause, OpenError};
 use super::exchange::Messages;
-use super::shared_pd::{self, SharedPd};
+use super::shared_pd::{self, OTHER_ORDERING, SharedPd};
 use super::{State, Transport};
 use crate::device::{Device, DeviceError, Endpoint, RelaxedOrdering, RtsAttrs};
 use crate::engine::arena::Arena;
@@ -95,7 +95,8 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         let domain = match pd {
             None => Arc::new(Domain::open(device).map_err(broke)?),
             Some(pd) => match shared_pd::refusal(caps.transport, &limits) {
-                None => Arc::clone(&pd.domain),
+                None if pd.domain.agrees(ordering.relaxed) => Arc::clone(&pd.domain),
+                None => return Err(OpenError::SharedPd { name, why: OTHER_ORDERING }),
                 Some(why) => return Err(OpenError::SharedPd { name, why }),
             },
         };

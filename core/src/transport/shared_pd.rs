@@ -15,7 +15,8 @@ use crate::types::DeviceId;
 /// # Shape
 /// Only what a window grants is bound to one connection. Whatever grants rights in the whole PD
 /// would let the peers of all its transports in, so a strategy that does is refused when it is
-/// opened here, and so is iWARP, where the sink of a read grants such a right.
+/// opened here, and so is iWARP, where the sink of a read grants such a right. All ask for the same
+/// relaxed ordering, or none.
 #[derive(Debug)]
 pub struct SharedPd<D: Device> {
     pub(super) domain: Arc<Domain<D>>,
@@ -82,6 +83,10 @@ impl<D: Device> SharedPd<D> {
         &self.domain.device
     }
 }
+
+/// Why a transport that wants another ordering than those before it is refused.
+pub(super) const OTHER_ORDERING: &str =
+    "buffers are registered in it with another relaxed_ordering than is wanted";
 
 /// Why a strategy with these limits may not be in a shared PD.
 pub(super) fn refusal(kind: TransportKind, limits: &Limits) -> Option<&'static str> {

@@ -4,12 +4,13 @@ use super::channel::{Channel, Event, EventKind, Id, Offer, REQUEST, fits};
 use super::error::CmError;
 use super::hello::{Data, PRIVATE_MOST};
 use super::link::{CmDevice, Connected, Heard, bring_up, greeting, ready};
+use crate::device::Device;
 use crate::device::verbs::VerbsDevice;
 use crate::device::verbs::objects::RETRIES;
 use crate::error::ApiMisuse;
 use crate::memreg::MemReg;
 use crate::transport::Transport;
-use crate::types::{QpId, Tick};
+use crate::types::{Epoch, QpId, Tick};
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -24,6 +25,7 @@ pub struct Connecting {
     id: Option<Id>,
     device: VerbsDevice,
     qp: QpId,
+    epoch: Epoch,
     to: SocketAddr,
     step: Step,
     raw: bool,
@@ -71,7 +73,8 @@ impl Connecting {
         let raw = matches!(data, Data::Raw(_));
         let step = Step::Address;
         let id = Some(id);
-        Ok(Connecting { id, device, qp, to, step, raw, private, limit_ns, until: None })
+        let epoch = t.epoch();
+        Ok(Connecting { id, device, qp, epoch, to, step, raw, private, limit_ns, until: None })
     }
 
     /// Does what can be done now. `Some` once the transport is up.
@@ -86,8 +89,9 @@ impl Connecting {
         t: &mut Transport<D, S>,
         now: Tick,
     ) -> Result<Option<Connected>, CmError> {
-        let (_, qp) = ready(t, "Connecting::poll")?;
-        if qp != self.qp {
+        let (device, qp) = ready(t, "Connecting::poll")?;
+        // QP numbers come again, on another device and after a reconnect.
+        if (device.id(), qp, t.epoch()) != (self.device.id(), self.qp, self.epoch) {
             return Err(ApiMisuse::ForeignHandle.into());
         }
         let until = *self.until.get_or_insert(now.after(self.limit_ns));

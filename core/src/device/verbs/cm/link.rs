@@ -84,7 +84,16 @@ impl Link {
         if !self.looked.is_multiple_of(LOOK_EVERY) {
             return None;
         }
-        while let Ok(Some(event)) = self.id.channel().next() {
+        loop {
+            let event = match self.id.channel().next() {
+                Ok(Some(event)) => event,
+                Ok(None) => return None,
+                Err(e) => {
+                    // Nothing more would ever be heard of the peer.
+                    tracing::warn!(error = %e, "CM channel");
+                    return Some(AsyncEvent::PeerGone(qp));
+                }
+            };
             match event.kind {
                 EventKind::Disconnected
                 | EventKind::Unreachable
@@ -94,7 +103,6 @@ impl Link {
                 other => tracing::debug!(event = ?other, status = event.status, "CM event"),
             }
         }
-        None
     }
 }
 
