@@ -705,7 +705,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_lost_while_they_are_lent_stay_mapped() {
+    fn what_is_dropped_while_it_is_lent_leaks_on_purpose() {
         for lent in [false, true] {
             let bytes = exposed(8);
             let memory = bytes.lifetime();
