@@ -392,7 +392,7 @@ fn h_06_cm_a_hundred_connections_leave_nothing_behind() {
 
 /// For the virtual machine's script: what `memreg serve` at the device's address has to stand.
 #[test]
-#[ignore = "needs a server of ten seconds' patience"]
+#[ignore = "needs a server of ten seconds' patience: tests/rdma/guest-suite starts both"]
 fn bad_clients_of_serve() {
     let Some(dev) = device() else { return };
     let to = address(&dev, 18517);

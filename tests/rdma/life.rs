@@ -101,7 +101,7 @@ fn a_transport_that_is_dropped_in_use_leaves_nothing_behind() {
 
 /// For the virtual machine's script: binds windows, says so, and waits to be killed.
 #[test]
-#[ignore = "waits to be killed"]
+#[ignore = "waits to be killed: tests/rdma/guest-suite starts it and does that"]
 fn holds_bound_windows() {
     let Some(dev) = device() else { return };
     let mut pair = Pair::open(&dev, Frwr::new().into());

@@ -103,7 +103,7 @@ fn parse(text: &str) -> Endpoint {
 
 /// The other process: ends when its input does.
 #[test]
-#[ignore = "is started by a test"]
+#[ignore = "is a process of its own: faults::st_11_rec_fifty_faults_lose_no_buffer starts it"]
 fn serves_its_parent() {
     let Some(dev) = device() else { return };
     let strategy = Strategy::from(Fmr::new());
