@@ -68,6 +68,10 @@ impl<D: Device> Drop for Domain<D> {
         if mrs > 0 {
             tracing::error!(mrs, bytes, "the device keeps local MRs; dropped memory stays mapped");
         }
-        let _ = self.device.dealloc_pd(self.pd);
+        if let Err(e) = self.device.dealloc_pd(self.pd)
+            && !self.device.is_gone()
+        {
+            tracing::warn!(error = %e, "a protection domain stays: something is still in it");
+        }
     }
 }
