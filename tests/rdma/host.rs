@@ -1,6 +1,6 @@
 //! What the host has to do with it: addresses that reach too little, and sleeping until news come.
 
-use crate::pair::{ASK, Pair, device};
+use crate::pair::{ASK, Pair, device, skip};
 use memreg_core::device::verbs::{VerbsDevice, VerbsOptions};
 use memreg_core::device::{Device, Endpoint};
 use memreg_core::transport::{OpenOptions, Reply, State};
@@ -16,7 +16,7 @@ fn b97_when_nobody_answers_a_link_local_gid_is_named_again() {
     let Some(dev) = device() else { return };
     let options = VerbsOptions { name: Some(dev.name()), ..VerbsOptions::default() };
     let local = dev.choice().gids.iter().find(|g| g.is_link_local()).map(|g| g.index as u8);
-    let Some(local) = local else { return println!("skipped: no link-local GID") };
+    let Some(local) = local else { return skip("no link-local GID") };
     let options = VerbsOptions { gid_index: Some(local), ..options };
     let dev = VerbsDevice::open(&options).unwrap();
     assert!(dev.choice().warning().unwrap().contains("link-local"));

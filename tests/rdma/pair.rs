@@ -13,14 +13,19 @@ use std::time::{Duration, Instant};
 
 /// The device that the environment names, or the reason for a skip, which is printed.
 pub fn device() -> Option<VerbsDevice> {
-    let required = std::env::var("MEMREG_TEST_REQUIRE_RDMA").is_ok_and(|v| v == "1");
     let Ok(name) = std::env::var("MEMREG_TEST_RDMA_DEV") else {
-        assert!(!required, "MEMREG_TEST_REQUIRE_RDMA=1 and no MEMREG_TEST_RDMA_DEV");
-        println!("skipped: MEMREG_TEST_RDMA_DEV names no device");
+        skip("MEMREG_TEST_RDMA_DEV names no device");
         return None;
     };
     let options = VerbsOptions { name: Some(name), ..VerbsOptions::default() };
     Some(VerbsDevice::open(&options).unwrap_or_else(|e| panic!("{e}")))
+}
+
+/// Prints why a test cannot run here, which is a failure where none may be left out.
+pub fn skip(why: &str) {
+    let required = std::env::var("MEMREG_TEST_REQUIRE_RDMA").is_ok_and(|v| v == "1");
+    assert!(!required, "MEMREG_TEST_REQUIRE_RDMA=1, and skipped: {why}");
+    println!("skipped: {why}");
 }
 
 /// The built-in strategies.

@@ -1,6 +1,6 @@
 //! Connections in one protection domain, where the device binds a window's key to its QP.
 
-use crate::pair::{ASK, Pair, device};
+use crate::pair::{ASK, Pair, device, skip};
 use memreg_core::device::Device;
 use memreg_core::device::verbs::VerbsObjects;
 use memreg_core::transport::SharedPd;
@@ -13,7 +13,7 @@ fn connections_share_a_pd_and_no_peer_gets_through_to_another() {
     let Some(dev) = device() else { return };
     let proof = match prove_qp_bound_keys(&dev, &Registry::new().unwrap(), &ASK) {
         Ok(proof) => proof,
-        Err(e) => return println!("skipped: {e}"),
+        Err(e) => return skip(&e.to_string()),
     };
     let pd = SharedPd::new(dev.clone(), proof).unwrap();
     let mut pairs: Vec<Pair> = (0..4).map(|_| Pair::open_in(&pd)).collect();

@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code)] // see the obligations in the parent module
 
-use super::rig::{LOCAL, Rig, device};
+use super::rig::{LOCAL, Rig, device, skip};
 use crate::device::device_memory::{DeviceMemoryError, MemoryKind};
 use crate::device::verbs::DmabufSegment;
 use crate::device::verbs::objects::{Mr, Pd};
@@ -15,7 +15,7 @@ use std::sync::Arc;
 #[test]
 fn the_extended_query_agrees_with_the_older_one() {
     let Some(dev) = device() else { return };
-    let Some(extended) = dev.extended() else { return println!("skipped: no extended query") };
+    let Some(extended) = dev.extended() else { return skip("no extended query") };
     let Caps { max_mr_size, max_qp_wr, mem_mgt_extensions, .. } = dev.caps();
     assert_eq!((extended.max_mr_size, extended.max_qp_wr), (max_mr_size, max_qp_wr));
     assert_eq!(extended.cap_flags & (1 << 21) != 0, mem_mgt_extensions);

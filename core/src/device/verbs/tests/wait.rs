@@ -2,7 +2,7 @@
 
 #![allow(clippy::disallowed_methods, reason = "hardware runs by itself: tests must wait for it")]
 
-use super::rig::{LOCAL, Rig, device, sge, status};
+use super::rig::{LOCAL, Rig, device, sge, skip, status};
 use crate::device::{Device, Payload, RecvWr, WcStatus, WrChain, WrOp};
 use crate::types::WrId;
 use std::time::{Duration, Instant};
@@ -58,7 +58,7 @@ fn an_event_of_the_device_ends_the_wait() {
     let mut rig = Rig::new(dev);
     rig.dev.arm_cq(rig.cq).unwrap();
     let Ok(link) = std::env::var("MEMREG_TEST_RDMA_LINK") else {
-        println!("skipped: MEMREG_TEST_RDMA_LINK names no network interface");
+        skip("MEMREG_TEST_RDMA_LINK names no network interface");
         rig.reconnect();
         return rig.close();
     };
