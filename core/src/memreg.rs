@@ -53,7 +53,8 @@ pub trait MemReg: Send {
     fn fill(&mut self, ctl: &mut dyn Control, regions: usize) -> Result<(), DeviceError>;
 
     /// Covers the bytes `0..segs.total()` exactly once, in order, with regions: by
-    /// [`WrBatch::register`] and the granting calls of [`Control`].
+    /// [`WrBatch::register`] and the granting calls of [`Control`], or by
+    /// [`WrBatch::register_each`] alone.
     ///
     /// # Errors
     /// On error, and when the batch does not cover the bytes, the engine undoes this call: each
@@ -67,7 +68,7 @@ pub trait MemReg: Send {
     ) -> Result<(), MapError>;
 
     /// Starts taking back every region in `live`: each must be named exactly once, in the batch
-    /// ([`WrBatch::invalidate`]) or to [`Control::dereg`].
+    /// ([`WrBatch::invalidate`]) or to [`Control::dereg`]. [`WrBatch::invalidate_all`] names all.
     fn unmap(
         &mut self,
         ctl: &mut dyn Control,

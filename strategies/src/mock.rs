@@ -1,7 +1,7 @@
 //! A [`Control`] without an engine: records every call, and refuses the k-th on request.
 
 use memreg_core::device::{DeviceError, FastMrKind, Verb, errno};
-use memreg_core::memreg::{Control, MapError, MemReg, RegionId, SegList, SegShape, Wish, WrBatch};
+use memreg_core::memreg::{Control, MapError, MemReg, RegionId, SegList, SegShape, WrBatch};
 use slotmap::SlotMap;
 use std::ops::Range;
 
@@ -140,7 +140,7 @@ impl Control for Mock {
 }
 
 /// Maps a list of (page offset, length) at 4 KiB pages; returns the exposure's regions in order,
-/// and the batch.
+/// and the batch, as single wishes.
 pub(crate) fn map(
     s: &mut impl MemReg,
     ctl: &mut Mock,
@@ -163,10 +163,8 @@ pub(crate) fn map_into(
     // `SegList` sums lengths; its caller checks for overflow, and so do we by keeping one huge
     // segment alone.
     ctl.granted.clear();
-    s.map(ctl, &SegList::new(&segs, 4096), out)?;
-    let wished = out.wishes().iter().filter_map(|w| match w {
-        Wish::Register(id, _) => Some(*id),
-        Wish::Invalidate(_) => None,
-    });
-    Ok(wished.chain(ctl.granted.iter().copied()).collect())
+    let segs = SegList::new(&segs, 4096);
+    s.map(ctl, &segs, out)?;
+    out.spell_out_each(&segs);
+    Ok(out.registered().chain(ctl.granted.iter().copied()).collect())
 }

@@ -1,7 +1,7 @@
 //! Strategies that break their contract: it costs their connection, and never a byte.
 
 use super::rig::Rig;
-use memreg_core::device::{Caps, DeviceError, WcStatus};
+use memreg_core::device::{Caps, DeviceError, FastMrKind, WcStatus};
 use memreg_core::memreg::{
     Control, Event, MapError, MemReg, Poison, RegionId, Reject, SegList, Wish, WrBatch,
 };
@@ -15,6 +15,8 @@ use memreg_strategies::Frwr;
 /// How it lies.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Lie {
+    /// None, and it says so in as few words as there are.
+    None,
     RevokeNothing,
     RevokeHalf,
     RevokeTwice,
@@ -22,6 +24,8 @@ enum Lie {
     RevokeAndDereg,
     RevokeOthers,
     RegisterInUnmap,
+    RegisterEachInUnmap,
+    RevokeAllAndDereg,
     GiveUp,
     MapNothing,
     MapHalf,
@@ -31,6 +35,13 @@ enum Lie {
     MapLiveRegion,
     MapUnknownRegion,
     InvalidateInMap,
+    InvalidateAllInMap,
+    MapEachTooFew,
+    MapEachTooMany,
+    MapEachTwice,
+    MapEachLiveRegion,
+    MapEachUnknownRegion,
+    MapEachAndFail,
 }
 
 /// An honest `frwr` but for one lie.
@@ -73,6 +84,7 @@ impl MemReg for Liar {
     ) -> Result<(), MapError> {
         let mut truth = WrBatch::new();
         self.honest.map(ctl, segs, &mut truth)?;
+        truth.spell_out_each(segs);
         let regions: Vec<(RegionId, std::ops::Range<u64>)> = truth
             .wishes()
             .iter()
@@ -92,6 +104,7 @@ impl MemReg for Liar {
         let (r, b) = regions[0].clone();
         match self.lie {
             Lie::MapNothing => {}
+            Lie::None => out.register_each(regions.iter().map(|(r, _)| *r))?,
             Lie::MapHalf => out.register(r, b.start..b.end / 2)?,
             Lie::MapTwice => {
                 out.register(r, b.clone())?;
@@ -105,6 +118,21 @@ impl MemReg for Liar {
             Lie::MapLiveRegion => out.register(self.first.unwrap(), b)?,
             Lie::MapUnknownRegion => out.register(RegionId::default(), b)?,
             Lie::InvalidateInMap => out.invalidate(self.first.unwrap())?,
+            Lie::InvalidateAllInMap => out.invalidate_all()?,
+            Lie::MapEachTooFew => out.register_each([r])?,
+            Lie::MapEachTooMany => {
+                let two = regions.iter().map(|(r, _)| *r);
+                let fast = ctl.alloc_region(1, FastMrKind::Pages);
+                let one_more = fast.or_else(|_| ctl.alloc_window())?;
+                out.register_each(two.chain([one_more]))?;
+            }
+            Lie::MapEachTwice => out.register_each([r, r])?,
+            Lie::MapEachLiveRegion => out.register_each([r, self.first.unwrap()])?,
+            Lie::MapEachUnknownRegion => out.register_each([r, RegionId::default()])?,
+            Lie::MapEachAndFail => {
+                out.register_each(regions.iter().map(|(r, _)| *r))?;
+                return Err(MapError::Other("changes its mind"));
+            }
             _ => {
                 for (r, b) in regions {
                     out.register(r, b)?;
@@ -123,6 +151,7 @@ impl MemReg for Liar {
         let full = |_| Poison("full");
         match self.lie {
             Lie::RevokeNothing => Ok(()),
+            Lie::None => out.invalidate_all().map_err(full),
             Lie::RevokeHalf => out.invalidate(live[0]).map_err(full),
             Lie::RevokeTwice => {
                 live.iter().chain(live).try_for_each(|&r| out.invalidate(r).map_err(full))
@@ -136,6 +165,11 @@ impl MemReg for Liar {
             }
             Lie::RevokeOthers => out.invalidate(self.first.unwrap()).map_err(full),
             Lie::RegisterInUnmap => out.register(live[0], 0..1).map_err(full),
+            Lie::RegisterEachInUnmap => out.register_each(live.iter().copied()).map_err(full),
+            Lie::RevokeAllAndDereg => {
+                ctl.dereg(live[0]).unwrap();
+                out.invalidate_all().map_err(full)
+            }
             Lie::GiveUp => Err(Poison("gives up")),
             _ => self.honest.unmap(ctl, live, out),
         }
@@ -158,9 +192,25 @@ fn two_regions() -> Buffers {
     (0..2).map(|_| (DmaBuf::new(64).unwrap(), 1..3)).collect()
 }
 
+/// A device with page lists, and one with windows.
+fn devices() -> [Caps; 2] {
+    let windows = Caps {
+        max_fast_reg_page_list_len: 0,
+        mem_window_type_2b: true,
+        max_mw: 64,
+        ..Caps::default()
+    };
+    [Caps::default(), windows]
+}
+
+/// Every such lie on every such device.
+fn on_devices(lies: &[Lie]) -> impl Iterator<Item = (Lie, Caps)> + '_ {
+    devices().into_iter().flat_map(|caps| lies.iter().map(move |&lie| (lie, caps.clone())))
+}
+
 #[test]
 fn rule_6_lies_in_unmap_cost_the_connection_and_no_byte() {
-    for lie in [
+    for (lie, caps) in on_devices(&[
         Lie::RevokeNothing,
         Lie::RevokeHalf,
         Lie::RevokeTwice,
@@ -168,9 +218,11 @@ fn rule_6_lies_in_unmap_cost_the_connection_and_no_byte() {
         Lie::RevokeAndDereg,
         Lie::RevokeOthers,
         Lie::RegisterInUnmap,
+        Lie::RegisterEachInUnmap,
+        Lie::RevokeAllAndDereg,
         Lie::GiveUp,
-    ] {
-        let mut rig = Rig::new(Liar::new(lie), Caps::default(), Ask::default());
+    ]) {
+        let mut rig = Rig::new(Liar::new(lie), caps, Ask::default());
         let other = rig.owner.expose(DmaBuf::new(64).unwrap(), Grant::PeerWrites).unwrap();
         let e = rig.owner.expose(two_regions(), Grant::PeerWrites).unwrap();
         rig.owner.flush().unwrap();
@@ -219,7 +271,7 @@ fn rule_6_a_lie_about_one_of_many_still_posts_what_was_honest() {
 
 #[test]
 fn map_12_rule_6_lies_in_map_are_undone() {
-    for lie in [
+    for (lie, caps) in on_devices(&[
         Lie::MapNothing,
         Lie::MapHalf,
         Lie::MapTwice,
@@ -228,8 +280,14 @@ fn map_12_rule_6_lies_in_map_are_undone() {
         Lie::MapLiveRegion,
         Lie::MapUnknownRegion,
         Lie::InvalidateInMap,
-    ] {
-        let mut rig = Rig::new(Liar::new(lie), Caps::default(), Ask::default());
+        Lie::InvalidateAllInMap,
+        Lie::MapEachTooFew,
+        Lie::MapEachTooMany,
+        Lie::MapEachTwice,
+        Lie::MapEachLiveRegion,
+        Lie::MapEachUnknownRegion,
+    ]) {
+        let mut rig = Rig::new(Liar::new(lie), caps, Ask::default());
         let (first, seg) = rig.exposed(64, 1, Grant::PeerReads);
         let refused = rig.owner.expose(two_regions(), Grant::PeerWrites).unwrap_err();
         assert!(matches!(refused.why, Refusal::Map(MapError::Other(_))), "{lie:?}");
@@ -247,6 +305,48 @@ fn map_12_rule_6_lies_in_map_are_undone() {
         memreg_core::drive::connect_pair(&mut rig.owner, &mut rig.peer).unwrap();
         let forged = rig.forged(&seg);
         assert!(rig.peer_read(&forged, 0, 1).is_err(), "{lie:?}");
+    }
+}
+
+#[test]
+fn map_03_the_truth_in_one_word_is_the_truth() {
+    for (lie, caps) in on_devices(&[Lie::None]) {
+        let mut rig = Rig::new(Liar::new(lie), caps, Ask::default());
+        for round in 1..4 {
+            let e = rig.owner.expose(two_regions(), Grant::PeerWrites).unwrap();
+            rig.owner.flush().unwrap();
+            rig.settle();
+            let segs = rig.owner.segments(&e).unwrap().to_vec();
+            assert_eq!(segs.iter().map(|s| s.len).collect::<Vec<_>>(), [2, 2]);
+            for s in &segs {
+                assert_eq!(rig.probe(s), WcStatus::Success);
+            }
+            rig.owner.revoke(&e, NoReply::Unmarked).unwrap();
+            rig.settle();
+            assert_eq!(rig.owner.reclaim(e).unwrap().count(), 2);
+            assert_eq!(rig.owner.stats().invalidations, 2 * round);
+        }
+        rig.assert_clean();
+    }
+}
+
+#[test]
+fn h_48_wishes_of_a_failed_map_are_undone_in_every_form() {
+    for (lie, caps) in on_devices(&[Lie::MapEachAndFail]) {
+        let mut rig = Rig::new(Liar::new(lie), caps, Ask::default());
+        let (first, _) = rig.exposed(64, 1, Grant::PeerReads);
+        let before = rig.owner.strategy().honest.stats();
+        let refused = rig.owner.expose(two_regions(), Grant::PeerWrites).unwrap_err();
+        assert!(matches!(refused.why, Refusal::Map(MapError::Other("changes its mind"))));
+        assert_eq!(refused.buffers.count(), 2);
+        // That was no lie: the regions are idle again, and the connection is up.
+        let after = rig.owner.strategy().honest.stats();
+        assert_eq!((after.busy, after.condemned), (before.busy, 0));
+        rig.owner.revoke(&first, NoReply::Unmarked).unwrap();
+        rig.settle();
+        rig.owner.reclaim(first).unwrap();
+        assert!(!rig.is_down());
+        rig.assert_clean();
     }
 }
 

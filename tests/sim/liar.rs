@@ -73,7 +73,10 @@ impl MemReg for Liar {
     ) -> Result<(), MapError> {
         let mut right = WrBatch::new();
         self.truth.map(ctl, segs, &mut right)?;
+        let each = !right.each().is_empty();
+        right.spell_out_each(segs);
         let lie = if self.lies() { self.rng.usize(1..=3) } else { 0 };
+        let mut told = vec![];
         for (i, wish) in right.wishes().iter().enumerate() {
             let Wish::Register(region, bytes) = wish else { continue };
             let (mut region, mut bytes) = (*region, bytes.clone());
@@ -86,13 +89,17 @@ impl MemReg for Liar {
                 _ => {}
             }
             if bytes.start < bytes.end {
-                out.register(region, bytes)?;
+                told.push((region, bytes));
             }
             if !self.live.contains(&region) {
                 self.live.push(region);
             }
         }
-        Ok(())
+        // A lie about the bytes needs single wishes.
+        if each && lie != 1 {
+            return Ok(out.register_each(told.into_iter().map(|(region, _)| region))?);
+        }
+        told.into_iter().try_for_each(|(region, bytes)| Ok(out.register(region, bytes)?))
     }
 
     /// Revokes nothing, or not all, or one twice.

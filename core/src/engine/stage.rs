@@ -66,6 +66,9 @@ impl<D: Device> Engine<D> {
         segs: &SegList<'_>,
         batch: &WrBatch,
     ) -> Result<(), BadMap> {
+        if batch.is_all() {
+            return Err(BadMap::Lie("strategy wished for an invalidation in map"));
+        }
         let before = self.slots.exposures.get(id).map_or(0, |e| e.parts.len());
         let (whole, end) = self.stage_whole_pieces(id, batch.wishes());
         let staged = self.stage_wishes(id, segs, &batch.wishes()[whole..]);
@@ -246,13 +249,12 @@ impl<D: Device> Engine<D> {
     /// ended.
     pub(crate) fn undo_map(&mut self, id: ExposureId, batch: &WrBatch) {
         self.unstage(id);
-        for wish in batch.wishes() {
+        for region in batch.registered() {
             // Named and refused before it was staged: the strategy must hear of it all the same.
-            if let Wish::Register(region, _) = wish
-                && self.keys.get(*region).is_some_and(|r| r.exposure.is_none())
-                && !self.events.contains(*region, Event::NeverPosted)
+            if self.keys.get(region).is_some_and(|r| r.exposure.is_none())
+                && !self.events.contains(region, Event::NeverPosted)
             {
-                self.events.push(*region, Event::NeverPosted);
+                self.events.push(region, Event::NeverPosted);
             }
         }
         let parts = self.part_regions(id);

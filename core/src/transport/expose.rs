@@ -14,6 +14,8 @@ use crate::mutants::mutant;
 use crate::sync::{Arc, Ordering};
 use crate::types::Grant;
 
+const NOT_TO_REVOKE: &str = "it wished for something else than to revoke this exposure";
+
 /// Why no reply can invalidate a key of the exposure any more.
 #[derive(Clone, Copy, Debug)]
 pub enum NoReply<'a> {
@@ -97,6 +99,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         self.batch.clear();
         let mut ctl = Ctl::new(&mut self.eng, Scope::Map(id));
         let mapped = self.strategy.map(&mut ctl, &segs, &mut self.batch);
+        self.batch.spell_out_each(&segs);
         let result = match mapped {
             Err(e) => Err((Refusal::Map(e), false)),
             Ok(()) => match self.eng.stage_batch(id, &segs, &self.batch) {
@@ -320,11 +323,13 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         let mut ctl = Ctl::new(&mut self.eng, Scope::Unmap(id));
         self.strategy.unmap(&mut ctl, live, &mut self.batch)?;
         let (ended, twice) = (ctl.ended, ctl.twice);
+        self.batch.spell_out_all(live);
         let wishes = self.batch.wishes();
         // No region stands twice in `live`, so the same list in the same order names each once.
         let as_asked = all_by_wr
             && ended.is_empty()
             && wishes.len() == count
+            && self.batch.each().is_empty()
             && wishes.iter().zip(live).all(|(w, r)| *w == Wish::Invalidate(*r));
         if !as_asked || twice {
             self.check_unmap(live, &ended, twice)?;
@@ -367,6 +372,9 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         if twice {
             return Err(Poison("it ended a region twice"));
         }
+        if !self.batch.each().is_empty() {
+            return Err(Poison(NOT_TO_REVOKE));
+        }
         for wish in self.batch.wishes() {
             match wish {
                 Wish::Invalidate(r) if live.contains(r) && !ended.contains(r) => {
@@ -374,11 +382,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
                         return Err(Poison("it invalidated a region that has no LOCAL_INV"));
                     }
                 }
-                _ => {
-                    return Err(Poison(
-                        "it wished for something else than to revoke this exposure",
-                    ));
-                }
+                _ => return Err(Poison(NOT_TO_REVOKE)),
             }
         }
         for region in live {
