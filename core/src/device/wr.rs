@@ -178,6 +178,12 @@ impl WrChain {
         self.wrs.push(wr);
     }
 
+    /// Appends WRs that use spans of this chain.
+    #[inline]
+    pub fn extend(&mut self, wrs: impl IntoIterator<Item = Wr>) {
+        self.wrs.extend(wrs);
+    }
+
     /// Stores SGEs and returns their span.
     pub fn add_sges(&mut self, sges: impl IntoIterator<Item = Sge>) -> Span {
         let start = self.sges.len();

@@ -150,7 +150,8 @@ impl<D: Device> Engine<D> {
             return;
         };
         let Some(e) = self.slots.exposures.get(id) else { return };
-        let Some(part) = e.parts.iter().find(|p| p.region == region) else { return };
+        let Some(k) = e.regions.iter().position(|&r| r == region) else { return };
+        let Some(part) = e.parts.get(k) else { return };
         if e.grant == Grant::PeerWrites {
             let range = part.bytes.clone();
             self.bounce_copy(id, at, range, false);

@@ -53,7 +53,7 @@ impl<'a, D: Device> Ctl<'a, D> {
         let Scope::Map(id) = self.scope else { return Err(invalid) };
         let e = self.eng.slots.exposures.get(id).ok_or(invalid)?;
         let inside = bytes.start < bytes.end && bytes.end <= e.len();
-        let room = e.parts.len() < MAX_REGIONS;
+        let room = e.regions.len() < MAX_REGIONS;
         if inside && room { Ok(id) } else { Err(invalid) }
     }
 
@@ -70,7 +70,8 @@ impl<'a, D: Device> Ctl<'a, D> {
     fn granted(&mut self, id: ExposureId, region: RegionId, bytes: Range<u64>) {
         if let Some(e) = self.eng.slots.exposures.get_mut(id) {
             let at = last_place(e).seek(&e.pieces, bytes.start);
-            e.parts.push(Part { region, bytes, at });
+            e.regions.push(region);
+            e.parts.push(Part { bytes, at });
             e.open += 1;
         }
     }

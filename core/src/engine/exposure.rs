@@ -1,12 +1,13 @@
 //! The slots that hold buffers while something may reach them, and the handles that name the slots.
 
 use crate::device::WcError;
+use crate::engine::ledger::KeyName;
 use crate::mem::{DeregQueue, DmaBuf, ExposedBytes, LocalMr, Placement};
-use crate::memreg::RegionId;
+use crate::memreg::{MAX_REGIONS, RegionId};
 use crate::mutants::mutant;
 use crate::sync::{Arc, AtomicBool, AtomicUsize, Ordering};
-use crate::types::{DmaAddr, Grant, MrId, Rkey, Segment, Tick, TransportId};
-use slotmap::{SlotMap, new_key_type};
+use crate::types::{DmaAddr, Grant, MrId, MwId, Rkey, Segment, Tick, TransportId};
+use slotmap::{Key, SlotMap, new_key_type};
 use smallvec::SmallVec;
 use std::ops::Range;
 
@@ -217,10 +218,9 @@ pub enum ExposureState {
     Held,
 }
 
-/// One part of an exposure, as the peer is told of it.
+/// What a region of an exposure covers.
 #[derive(Clone, Debug)]
 pub(crate) struct Part {
-    pub(crate) region: RegionId,
     pub(crate) bytes: Range<u64>,
     /// Where the first of them lies.
     pub(crate) at: Place,
@@ -260,7 +260,11 @@ pub(crate) struct Exposure {
     pub(crate) counted: bool,
     pub(crate) grant: Grant,
     pub(crate) pieces: Vec<Piece>,
+    /// In the order of the bytes they cover, once `map` is done.
+    pub(crate) regions: Vec<RegionId>,
+    /// One for each region, or none if each covers one whole piece.
     pub(crate) parts: Vec<Part>,
+    pub(crate) windows: Windows,
     pub(crate) segments: Vec<Segment>,
     /// Regions whose key is staged or not proven dead.
     pub(crate) open: usize,
@@ -273,6 +277,28 @@ pub(crate) struct Exposure {
     /// The bytes, once fenced.
     pub(crate) back: Buffers,
     pub(crate) flag: Arc<SlotFlag>,
+}
+
+/// What is known of the regions of an exposure whose keys were staged in step: the first so many of
+/// each list count, as many as it has regions.
+#[derive(Clone, Debug)]
+pub(crate) struct Windows {
+    pub(crate) names: [KeyName; MAX_REGIONS],
+    pub(crate) mws: [MwId; MAX_REGIONS],
+    /// What they are bound onto.
+    pub(crate) mrs: [MrId; MAX_REGIONS],
+}
+
+impl Windows {
+    fn none() -> Windows {
+        let (region, rkey) = (RegionId::null(), Rkey::from_bits(0));
+        let name = KeyName { region, rkey, turn: 0 };
+        Windows {
+            names: [name; MAX_REGIONS],
+            mws: [MwId(0); MAX_REGIONS],
+            mrs: [MrId(0); MAX_REGIONS],
+        }
+    }
 }
 
 /// Replies that may invalidate a key of an exposure.
@@ -345,8 +371,10 @@ impl Slots {
                 counted: false,
                 grant,
                 pieces: Vec::with_capacity(4),
-                parts: Vec::with_capacity(crate::memreg::MAX_REGIONS),
-                segments: Vec::with_capacity(crate::memreg::MAX_REGIONS),
+                regions: Vec::with_capacity(MAX_REGIONS),
+                parts: Vec::with_capacity(MAX_REGIONS),
+                windows: Windows::none(),
+                segments: Vec::with_capacity(MAX_REGIONS),
                 open: 0,
                 staged: 0,
                 reply_after: None,
@@ -363,10 +391,16 @@ impl Slots {
         (self.exposures.insert(body), flag)
     }
 
+    /// The k-th region of an exposure that still exists.
+    pub(crate) fn region(&self, id: ExposureId, k: u32) -> Option<RegionId> {
+        self.exposures.get(id)?.regions.get(k as usize).copied()
+    }
+
     /// Frees a slot; what is still inside is dropped.
     pub(crate) fn free_exposure(&mut self, id: ExposureId) {
         if let Some(mut body) = self.exposures.remove(id) {
             body.pieces.clear();
+            body.regions.clear();
             body.parts.clear();
             body.segments.clear();
             body.back.0.clear();

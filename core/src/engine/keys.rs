@@ -3,11 +3,11 @@
 
 use crate::device::FastMrKind;
 use crate::engine::exposure::ExposureId;
-use crate::engine::ledger::{KeyEvent, Ledger, LedgerEvent, Rule};
+use crate::engine::ledger::{KeyEvent, KeyName, Ledger, LedgerEvent, Rule};
 use crate::memreg::RegionId;
 use crate::mutants::mutant;
 use crate::types::{Grant, MrId, MwId, Rkey, WrId};
-use slotmap::{Key, SlotMap};
+use slotmap::{Key, SecondaryMap, SlotMap};
 use std::collections::VecDeque;
 
 /// What a region is made of.
@@ -47,16 +47,28 @@ pub(crate) enum KeyState {
 }
 
 /// One region.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Region {
     pub(crate) kind: RegionKind,
     pub(crate) rkey: Rkey,
+    /// In the table, it counts only for a key that is not in step with others.
     pub(crate) state: KeyState,
-    /// Counts registrations, so that a late completion of an earlier one changes nothing.
-    pub(crate) turn: u32,
+    /// Whether its state is that of its exposure's [`Step`].
+    in_step: bool,
     /// Tags that the key has had since its MR or window was made.
     tags: u8,
+    /// Counts registrations.
+    pub(crate) turn: u32,
     pub(crate) exposure: Option<ExposureId>,
+}
+
+/// The state of the keys of one exposure that were staged together and of which nothing else is
+/// known: most live and die so. A key to which something happens alone leaves the others.
+#[derive(Clone, Copy, Debug)]
+struct Step {
+    state: KeyState,
+    /// Keys that have not left.
+    keys: usize,
 }
 
 impl Region {
@@ -74,6 +86,23 @@ impl Region {
     #[inline]
     fn is_worn(&self) -> bool {
         self.tags == Region::TAGS && self.state == KeyState::Dead && self.kind.by_wr()
+    }
+
+    /// Whether it is proven dead, idle, and has a tag left (rule 2, D-11).
+    #[inline]
+    fn may_be_staged(&self) -> bool {
+        let worn = self.tags == Region::TAGS && !mutant!("D-11");
+        self.exposure.is_none() && self.state == KeyState::Dead && !worn
+    }
+
+    /// The key of the next registration.
+    #[inline]
+    fn next_key(&mut self) {
+        self.tags = self.tags.wrapping_add(1);
+        if !mutant!("tag") {
+            self.rkey = self.rkey.next_tag();
+        }
+        self.turn = self.turn.wrapping_add(1);
     }
 
     /// Whether a fence of this region would take a send-queue slot.
@@ -102,16 +131,10 @@ impl Staging<'_> {
     #[inline]
     pub(crate) fn stage(self, to: ExposureId) -> Option<Rkey> {
         let r = self.r;
-        let dead = r.state == KeyState::Dead && r.exposure.is_none();
-        let worn = r.tags == Region::TAGS && !mutant!("D-11");
-        if !r.kind.by_wr() || !(dead || mutant!("D-09")) || worn {
+        if !r.kind.by_wr() || !(r.may_be_staged() || mutant!("D-09")) {
             return None;
         }
-        r.tags = r.tags.wrapping_add(1);
-        if !mutant!("tag") {
-            r.rkey = r.rkey.next_tag();
-        }
-        r.turn = r.turn.wrapping_add(1);
+        r.next_key();
         r.state = KeyState::Staged;
         r.exposure = Some(to);
         *self.inv_slots += usize::from(!mutant!("rule-7"));
@@ -144,19 +167,11 @@ impl Granting<'_> {
     }
 }
 
-/// What ended with an invalidation.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Invalidated {
-    /// The exposure that the region was part of.
-    pub(crate) exposure: Option<ExposureId>,
-    /// Every tag of its key was used.
-    pub(crate) worn: bool,
-}
-
 /// All regions of one transport.
 #[derive(Debug)]
 pub(crate) struct KeyTable {
     regions: SlotMap<RegionId, Region>,
+    steps: SecondaryMap<ExposureId, Step>,
     /// Regions that WRs grant, by key index, for the peer's invalidations.
     by_index: ByIndex,
     inv_slots: usize,
@@ -204,6 +219,7 @@ impl KeyTable {
     pub(crate) fn new() -> KeyTable {
         KeyTable {
             regions: SlotMap::with_key(),
+            steps: SecondaryMap::new(),
             by_index: ByIndex::default(),
             inv_slots: 0,
             ended_live: VecDeque::with_capacity(ENDED_KEPT),
@@ -214,7 +230,7 @@ impl KeyTable {
     /// A region whose key is dead, ready for REG_MR or a bind.
     pub(crate) fn add_dead(&mut self, kind: RegionKind, rkey: Rkey) -> RegionId {
         let state = KeyState::Dead;
-        let region = Region { kind, rkey, state, turn: 0, tags: 0, exposure: None };
+        let region = Region { kind, rkey, state, in_step: false, turn: 0, tags: 0, exposure: None };
         let id = self.regions.insert(region);
         self.by_index.insert(rkey.index(), id);
         id
@@ -226,6 +242,7 @@ impl KeyTable {
             kind,
             rkey,
             state: KeyState::Live,
+            in_step: false,
             turn: 0,
             tags: 0,
             exposure: Some(to),
@@ -235,9 +252,25 @@ impl KeyTable {
         id
     }
 
+    /// What is known of a region now.
     #[inline]
-    pub(crate) fn get(&self, id: RegionId) -> Option<&Region> {
-        self.regions.get(id)
+    pub(crate) fn get(&self, id: RegionId) -> Option<Region> {
+        let mut r = *self.regions.get(id)?;
+        if r.in_step {
+            r.state = self.steps.get(r.exposure?)?.state;
+        }
+        Some(r)
+    }
+
+    /// A region by itself: it leaves the others of its exposure, with the state that it has.
+    fn alone(&mut self, id: RegionId) -> Option<&mut Region> {
+        let r = self.regions.get_mut(id)?;
+        if r.in_step {
+            let step = self.steps.get_mut(r.exposure?)?;
+            (r.in_step, r.state) = (false, step.state);
+            step.keys -= 1;
+        }
+        Some(r)
     }
 
     pub(crate) fn ids(&self) -> impl Iterator<Item = RegionId> + '_ {
@@ -253,7 +286,7 @@ impl KeyTable {
     /// The region that owns exactly this key, if it is not dead.
     pub(crate) fn live_by_key(&self, rkey: Rkey) -> Option<RegionId> {
         let id = self.by_index.get(rkey.index())?;
-        let r = self.regions.get(id)?;
+        let r = self.get(id)?;
         let open = matches!(r.state, KeyState::Live | KeyState::Invalidating | KeyState::Unknown);
         let exact = r.rkey == rkey || mutant!("rule-2-tag");
         (exact && open).then_some(id)
@@ -262,8 +295,41 @@ impl KeyTable {
     /// A region, to be staged if its key is dead.
     #[inline]
     pub(crate) fn staging(&mut self, id: RegionId) -> Option<Staging<'_>> {
+        self.alone(id)?;
         let r = self.regions.get_mut(id)?;
         Some(Staging { r, inv_slots: &mut self.inv_slots })
+    }
+
+    /// Dead → Staged, with a new tag each, of windows in step, for an exposure that has no key yet.
+    /// Returns how many from the first on: all, or those before the first that is no window, or
+    /// whose key is not proven dead, or has no tag left.
+    #[inline]
+    pub(crate) fn stage_in_step<'a>(
+        &mut self,
+        to: ExposureId,
+        windows: impl Iterator<Item = (&'a RegionId, (&'a mut KeyName, &'a mut MwId))>,
+    ) -> usize {
+        let mut keys = 0;
+        for (&id, (name, window)) in windows {
+            let Some(r) = self.regions.get_mut(id) else { break };
+            let RegionKind::Window { mw } = r.kind else { break };
+            if !(r.may_be_staged() || mutant!("D-09")) {
+                break;
+            }
+            r.next_key();
+            (r.in_step, r.exposure) = (true, Some(to));
+            (*name, *window) = (KeyName { region: id, rkey: r.rkey, turn: r.turn }, mw);
+            keys += 1;
+        }
+        self.steps.insert(to, Step { state: KeyState::Staged, keys });
+        self.inv_slots += if mutant!("rule-7") { 0 } else { keys };
+        keys
+    }
+
+    /// The state of the keys of an exposure, if exactly that many, at least one, are in step.
+    #[inline]
+    pub(crate) fn all_in_step(&self, of: ExposureId, keys: usize) -> Option<KeyState> {
+        self.steps.get(of).filter(|s| s.keys == keys && keys > 0).map(|s| s.state)
     }
 
     /// Dead → Staged, of a region alone.
@@ -275,24 +341,36 @@ impl KeyTable {
     /// Whether a region is idle and every tag of its key was used: with one more registration a key
     /// of long ago would open something again (D-11).
     pub(crate) fn is_worn(&self, id: RegionId) -> bool {
-        self.regions.get(id).is_some_and(Region::is_worn) && !mutant!("D-11")
+        self.get(id).is_some_and(|r| r.is_worn()) && !mutant!("D-11")
     }
 
     /// An idle region has a new MR or window, and with it a key of another index.
     pub(crate) fn renew(&mut self, id: RegionId, kind: RegionKind, rkey: Rkey) {
-        if let Some(r) = self.regions.get_mut(id) {
-            self.by_index.remove(r.rkey.index(), id);
-            self.by_index.insert(rkey.index(), id);
+        if let Some(r) = self.alone(id) {
+            let old = r.rkey.index();
             (r.kind, r.rkey, r.tags) = (kind, rkey, 0);
+            self.by_index.remove(old, id);
+            self.by_index.insert(rkey.index(), id);
         }
     }
 
     /// A region whose key is staged for this exposure.
     #[inline]
     pub(crate) fn staged(&mut self, id: RegionId, of: ExposureId) -> Option<Granting<'_>> {
+        self.alone(id)?;
         let r = self.regions.get_mut(id)?;
         let mine = r.state == KeyState::Staged && r.exposure == Some(of);
         mine.then_some(Granting { id, of, r, ledger: &mut self.ledger })
+    }
+
+    /// Staged → Live, of all the keys of an exposure, which are in step; `names` are those that the
+    /// WRs from `first` on grant.
+    #[inline]
+    pub(crate) fn grant_in_step(&mut self, of: ExposureId, first: WrId, names: &[KeyName]) {
+        if let Some(step) = self.steps.get_mut(of) {
+            step.state = KeyState::Live;
+        }
+        self.ledger.granted(of.data().as_ffi(), first, true, names);
     }
 
     /// Staged → Live, of a region alone.
@@ -307,22 +385,34 @@ impl KeyTable {
 
     /// Live → Staged: the device refused the WR and the whole chain stays staged.
     pub(crate) fn take_back(&mut self, id: RegionId, wr: WrId) {
-        if let Some(r) = self.regions.get_mut(id) {
+        if let Some(r) = self.alone(id) {
             r.state = KeyState::Staged;
             self.note(id, KeyEvent::Refused(wr));
             self.note(id, KeyEvent::Killed(Rule::NeverPosted));
         }
     }
 
-    /// Live → Invalidating: its LOCAL_INV is about to be handed to the device. Returns its key and
-    /// the number of its registration; `None`, and no change, for a region that has no LOCAL_INV.
+    /// Live → Invalidating: its LOCAL_INV is about to be handed to the device. Returns its key;
+    /// `None`, and no change, for a region that has no LOCAL_INV.
     #[inline]
-    pub(crate) fn invalidating(&mut self, id: RegionId, wr: WrId) -> Option<(Rkey, u32)> {
-        let r = self.regions.get_mut(id).filter(|r| r.kind.by_wr())?;
-        self.inv_slots -= usize::from(r.needs_inv_slot());
-        r.state = KeyState::Invalidating;
+    pub(crate) fn invalidating(&mut self, id: RegionId, wr: WrId) -> Option<Rkey> {
+        let r = *self.alone(id).filter(|r| r.kind.by_wr())?;
+        self.change(id, |r| r.state = KeyState::Invalidating);
         self.ledger.write(r.line(id, KeyEvent::InvPosted(wr)));
-        Some((r.rkey, r.turn))
+        Some(r.rkey)
+    }
+
+    /// Live → Invalidating, of all the keys of an exposure, which are in step; `names` are those
+    /// that the WRs from `first` on invalidate.
+    #[inline]
+    pub(crate) fn invalidating_in_step(&mut self, of: ExposureId, first: WrId, names: &[KeyName]) {
+        if let Some(step) = self.steps.get_mut(of)
+            && step.state == KeyState::Live
+        {
+            step.state = KeyState::Invalidating;
+            self.inv_slots -= if mutant!("rule-7") { 0 } else { step.keys };
+        }
+        self.ledger.inv_posted(first, names);
     }
 
     /// Invalidating → Live: the device refused the LOCAL_INV.
@@ -340,46 +430,61 @@ impl KeyTable {
     /// → Dead, by a rule; returns the exposure that it was part of.
     #[inline]
     pub(crate) fn kill(&mut self, id: RegionId, rule: Rule) -> Option<ExposureId> {
-        let r = self.regions.get_mut(id)?;
+        let r = *self.alone(id)?;
         if r.state != KeyState::Staged && r.state != KeyState::Dead {
             self.ledger.write(r.line(id, KeyEvent::Killed(rule)));
         }
-        self.inv_slots -= usize::from(r.needs_inv_slot());
-        r.state = KeyState::Dead;
-        r.exposure.take()
+        self.change(id, |r| (r.state, r.exposure) = (KeyState::Dead, None));
+        r.exposure
     }
 
-    /// Whether the registration of this number is the region's last one, and its key is live.
+    /// Whether the key of this region is live, and for this exposure.
     #[inline]
-    pub(crate) fn is_live(&self, id: RegionId, turn: u32) -> bool {
-        self.regions.get(id).is_some_and(|r| r.turn == turn && r.state == KeyState::Live)
+    pub(crate) fn is_live(&self, id: RegionId, of: ExposureId) -> bool {
+        self.get(id).is_some_and(|r| r.exposure == Some(of) && r.state == KeyState::Live)
     }
 
-    /// The LOCAL_INV of one registration of a region succeeded: Invalidating → Dead. `None`, and no
-    /// change, for an earlier registration, or if the key is dead already.
-    #[inline]
-    pub(crate) fn invalidated(&mut self, id: RegionId, turn: u32) -> Option<Invalidated> {
-        let r = self.regions.get_mut(id)?;
-        if r.turn != turn || r.state != KeyState::Invalidating {
+    /// The LOCAL_INV of a region of this exposure succeeded: Invalidating → Dead. Returns whether
+    /// every tag of its key was used. `None`, and no change, if the key is dead already, whoever
+    /// the region is for now.
+    pub(crate) fn invalidated(&mut self, id: RegionId, of: ExposureId) -> Option<bool> {
+        let r = self.get(id)?;
+        if r.exposure != Some(of) || r.state != KeyState::Invalidating {
             return None;
         }
-        // Its reserved slot was taken by the LOCAL_INV.
-        self.ledger.write(r.line(id, KeyEvent::Killed(Rule::LocalInv)));
-        r.state = KeyState::Dead;
-        let worn = r.tags == Region::TAGS && !mutant!("D-11");
-        Some(Invalidated { exposure: r.exposure.take(), worn })
+        self.kill(id, Rule::LocalInv);
+        Some(r.tags == Region::TAGS && !mutant!("D-11"))
+    }
+
+    /// As [`invalidated`](KeyTable::invalidated), of all the keys of an exposure, which are in
+    /// step. Returns whether any key has used every tag.
+    #[inline]
+    pub(crate) fn invalidated_in_step(&mut self, of: ExposureId, names: &[KeyName]) -> bool {
+        let mut worn = false;
+        for name in names {
+            if let Some(r) = self.regions.get_mut(name.region) {
+                (r.state, r.in_step, r.exposure) = (KeyState::Dead, false, None);
+                worn |= r.tags == Region::TAGS;
+            }
+        }
+        if let Some(step) = self.steps.get_mut(of) {
+            step.keys = 0;
+        }
+        // Their reserved slots were taken by the LOCAL_INVs.
+        self.ledger.killed(Rule::LocalInv, names);
+        worn && !mutant!("D-11")
     }
 
     /// Writes what happened to a key.
     pub(crate) fn note(&mut self, region: RegionId, what: KeyEvent) {
-        if let Some(r) = self.regions.get(region) {
+        if let Some(r) = self.get(region) {
             self.ledger.write(r.line(region, what));
         }
     }
 
     /// Notes that the engine is about to end a live region by a verb.
     pub(crate) fn ending(&mut self, id: RegionId) {
-        let Some(r) = self.regions.get(id) else { return };
+        let Some(r) = self.get(id) else { return };
         if !r.kind.by_wr() || !matches!(r.state, KeyState::Live | KeyState::Invalidating) {
             return;
         }
@@ -396,6 +501,7 @@ impl KeyTable {
 
     /// Forgets a dead region: its MR is gone.
     pub(crate) fn remove(&mut self, id: RegionId) {
+        self.alone(id);
         if let Some(r) = self.regions.remove(id) {
             debug_assert_eq!(r.state, KeyState::Dead);
             self.by_index.remove(r.rkey.index(), id);
@@ -404,7 +510,7 @@ impl KeyTable {
 
     /// Changes a region and keeps the count of reserved slots true.
     fn change(&mut self, id: RegionId, f: impl FnOnce(&mut Region)) {
-        if let Some(r) = self.regions.get_mut(id) {
+        if let Some(r) = self.alone(id) {
             let before = r.needs_inv_slot();
             f(r);
             let after = r.needs_inv_slot();

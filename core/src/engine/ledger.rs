@@ -75,6 +75,14 @@ pub enum KeyEvent {
     Ended,
 }
 
+/// What a line calls a key.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct KeyName {
+    pub(crate) region: RegionId,
+    pub(crate) rkey: Rkey,
+    pub(crate) turn: u32,
+}
+
 /// What happened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LedgerEvent {
@@ -140,6 +148,35 @@ impl Ledger {
             None => self.lines.push(line),
         }
         self.next += 1;
+    }
+
+    pub(crate) fn granted(
+        &mut self,
+        exposure: u64,
+        first: WrId,
+        qp_bound: bool,
+        names: &[KeyName],
+    ) {
+        for (k, n) in (0u64..).zip(names) {
+            let what = KeyEvent::Granted { exposure, wr: Some(WrId(first.0 + k)), qp_bound };
+            let KeyName { region, rkey, turn } = *n;
+            self.write(LedgerEvent::Key { region, rkey, turn, what });
+        }
+    }
+
+    pub(crate) fn inv_posted(&mut self, first: WrId, names: &[KeyName]) {
+        for (k, n) in (0u64..).zip(names) {
+            let what = KeyEvent::InvPosted(WrId(first.0 + k));
+            let KeyName { region, rkey, turn } = *n;
+            self.write(LedgerEvent::Key { region, rkey, turn, what });
+        }
+    }
+
+    pub(crate) fn killed(&mut self, rule: Rule, names: &[KeyName]) {
+        for n in names {
+            let KeyName { region, rkey, turn } = *n;
+            self.write(LedgerEvent::Key { region, rkey, turn, what: KeyEvent::Killed(rule) });
+        }
     }
 
     /// The lines, oldest first.

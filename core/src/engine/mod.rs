@@ -25,7 +25,7 @@ use crate::device::{
     Caps, Device, DeviceError, DeviceErrorKind, MrKeys, Purpose, Verb, WrChain, errno,
 };
 use crate::mem::{ExposedBytes, Fenced, LocalMr, Placement, Unmapped};
-use crate::memreg::{Event, RegionId, SegShape};
+use crate::memreg::{Event, MAX_REGIONS, RegionId, SegShape};
 use crate::mutants::mutant;
 use crate::sizing::Limits;
 use crate::sync::Arc;
@@ -39,6 +39,7 @@ use keys::{KeyTable, RegionKind};
 use ledger::{KeyEvent, LedgerEvent, Rule};
 use ring::SendRing;
 use slotmap::Key;
+use smallvec::SmallVec;
 use stats::Stats;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -114,6 +115,11 @@ impl EventQueue {
     #[inline]
     pub(crate) fn push(&mut self, region: RegionId, event: Event) {
         self.list.push((region, event));
+    }
+
+    #[inline]
+    pub(crate) fn push_run(&mut self, regions: &[RegionId], event: Event) {
+        self.list.extend(regions.iter().map(|&region| (region, event)));
     }
 
     #[inline]
@@ -289,6 +295,14 @@ impl<D: Device> Engine<D> {
             tracing::warn!(error = %e, "region not renewed");
             self.events.push(region, Event::RegUnknown);
         }
+    }
+
+    /// As `renew_if_worn`, of every region that was of this exposure.
+    #[cold]
+    pub(crate) fn renew_worn(&mut self, of: ExposureId) {
+        let Some(e) = self.slots.exposures.get(of) else { return };
+        let regions: SmallVec<[RegionId; MAX_REGIONS]> = e.regions.iter().copied().collect();
+        regions.into_iter().for_each(|region| self.renew_if_worn(region));
     }
 
     fn renew(&mut self, region: RegionId) -> Result<(), DeviceError> {

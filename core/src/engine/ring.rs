@@ -3,24 +3,37 @@
 //! One structure answers four questions: which WR a WC belongs to, which unsignaled WRs it retires,
 //! how many slots are free, and whether a WC is of this connection at all.
 
-use crate::engine::exposure::LocalId;
-use crate::memreg::RegionId;
+use crate::engine::exposure::{ExposureId, LocalId};
 use crate::mutants::mutant;
 use crate::types::{Epoch, WrId};
+use std::collections::VecDeque;
 
 /// What a WR on the send queue was for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum RingOp {
-    /// A registration; the number tells which registration of that region.
-    Reg(RegionId, u32),
-    /// An invalidation of that registration.
-    Inv(RegionId, u32),
+    /// The registration of an exposure's key, by its place in the exposure. The exposure outlives
+    /// the key, so a WR of one that is gone changes nothing any more.
+    Reg(ExposureId, u32),
+    /// The invalidation of that key.
+    Inv(ExposureId, u32),
     /// A message; the slot of its bytes, if it was not inline.
     Send(Option<u32>),
     /// Part of a read or write; `true` for its last WR.
     Local(LocalId, bool),
     /// The marker behind which nothing of this QP is outstanding.
     Sentinel,
+}
+
+impl RingOp {
+    /// The same for the key that is `by` places further on.
+    #[inline]
+    fn further(self, by: u32) -> RingOp {
+        match self {
+            RingOp::Reg(id, k) => RingOp::Reg(id, k + by),
+            RingOp::Inv(id, k) => RingOp::Inv(id, k + by),
+            alone => alone,
+        }
+    }
 }
 
 /// Which queue a WC came from, and where in it.
@@ -62,35 +75,26 @@ pub(crate) fn decode(epoch: Epoch, id: WrId) -> Option<Cookie> {
     }
 }
 
+/// WRs in a row that are for the keys of one exposure in a row, or one of anything.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
+    /// What the first is for.
     op: RingOp,
+    /// WRs, at least 1.
+    count: u32,
+    /// Whether the last is signaled; the others are not.
     signaled: bool,
 }
 
-impl Entry {
-    const NONE: Entry = Entry { op: RingOp::Send(None), signaled: false };
-}
-
-/// Places in the ring, one behind the other, that are being filled.
-#[derive(Debug)]
+/// WRs that were entered together.
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Run {
-    place: usize,
-    /// Places that are left.
-    pub(crate) left: usize,
-    /// Cookie of the next WR, and of the first.
-    id: u64,
-    first: u64,
-    /// Whether its WRs must be signaled: then it is only one.
+    /// Cookie of the first; each next one's is one more.
+    pub(crate) first: WrId,
+    /// WRs, at least 1.
+    pub(crate) count: usize,
+    /// Whether the last must be signaled.
     pub(crate) signaled: bool,
-}
-
-impl Run {
-    /// Cookie of the next WR.
-    #[inline]
-    pub(crate) fn next_id(&self) -> WrId {
-        WrId(self.id)
-    }
 }
 
 /// The outstanding WRs of one QP.
@@ -98,15 +102,14 @@ impl Run {
 pub(crate) struct SendRing {
     depth: usize,
     epoch: Epoch,
-    /// A power of two, at least the depth. The entry of `seq` stands at `seq` modulo their number.
-    entries: Vec<Entry>,
-    /// Sequence of the front entry.
+    entries: VecDeque<Entry>,
+    /// Sequence of the oldest WR.
     front: u64,
-    /// Entries from the front one.
+    /// WRs from that one on.
     count: usize,
-    /// Entries behind the last signaled one.
+    /// WRs behind the last signaled one.
     unsignaled: usize,
-    /// How many unsignaled entries may come in a row.
+    /// How many unsignaled WRs may come in a row.
     unsignaled_limit: usize,
 }
 
@@ -114,8 +117,8 @@ impl SendRing {
     /// An empty ring over a queue of `depth` slots, one of which is the sentinel's for ever.
     pub(crate) fn new(depth: u32, epoch: Epoch) -> SendRing {
         let depth = depth as usize;
-        let entries = vec![Entry::NONE; depth.next_power_of_two()];
         let unsignaled_limit = (depth / 2).max(1) - 1;
+        let entries = VecDeque::with_capacity(depth);
         SendRing { depth, epoch, entries, front: 0, count: 0, unsignaled: 0, unsignaled_limit }
     }
 
@@ -133,7 +136,7 @@ impl SendRing {
 
     /// WRs whose completion the device owes.
     pub(crate) fn owed(&self) -> usize {
-        (0..self.count).filter(|&i| self.entry(i).signaled).count()
+        self.entries.iter().filter(|e| e.signaled).count()
     }
 
     /// WRs that no later signal covers yet.
@@ -145,77 +148,53 @@ impl SendRing {
     /// Enters a WR before it is posted; returns its cookie and whether it must be signaled.
     #[inline]
     pub(crate) fn push(&mut self, op: RingOp, want_signal: bool) -> (WrId, bool) {
-        let mut run = self.run(1);
-        run.signaled |= want_signal;
-        let id = self.enter(&mut run, op);
-        self.end_run(&run);
-        (id, run.signaled)
+        let run = self.push_run(op, 1);
+        if want_signal && !run.signaled {
+            self.signal_last();
+        }
+        (run.first, run.signaled || want_signal)
     }
 
-    /// Places for at most `want` WRs in a row that need no signal, or for one that does.
+    /// Enters WRs for keys in a row before they are posted: as many of `want` (at least 1) as come
+    /// before the next signal, and the one that has it.
     ///
     /// At least every half queue one is signaled (rule 9), whoever asked for what. The caller has
-    /// checked that they fit.
+    /// checked that they fit, or the device will refuse them and they are taken back from here.
     #[inline]
-    pub(crate) fn run(&mut self, want: usize) -> Run {
-        let unforced = self.unsignaled_limit.saturating_sub(self.unsignaled);
-        let signaled = unforced == 0 && !mutant!("rule-9");
-        if self.count == self.entries.len() {
-            self.grow();
-        }
+    pub(crate) fn push_run(&mut self, op: RingOp, want: usize) -> Run {
         let seq = self.front + self.count as u64;
-        let place = self.place(seq);
-        let id = pack(self.epoch, KIND_SEND, seq).0;
-        // Not past the end of the list, nor past the last number.
-        let in_a_row = (self.entries.len() - place).min(self.entries.len() - self.count);
+        let unforced = self.unsignaled_limit.saturating_sub(self.unsignaled);
+        // Cookies count up within a run: not past the last number.
         let numbers = (SEQ_MASK - (seq & SEQ_MASK)) as usize + 1;
-        let most = if signaled { 1 } else { unforced.max(1).min(in_a_row).min(numbers) };
-        Run { place, left: want.min(most), id, first: id, signaled }
+        let count = want.min(numbers).min(unforced + 1);
+        let signaled = count > unforced && !mutant!("rule-9");
+        self.entries.push_back(Entry { op, count: count as u32, signaled });
+        self.count += count;
+        self.unsignaled = if signaled { 0 } else { self.unsignaled + count };
+        Run { first: pack(self.epoch, KIND_SEND, seq), count, signaled }
     }
 
-    /// Enters the next WR of a run that has a place left; returns its cookie.
-    #[inline]
-    pub(crate) fn enter(&mut self, run: &mut Run, op: RingOp) -> WrId {
-        if let Some(e) = self.entries.get_mut(run.place) {
-            *e = Entry { op, signaled: run.signaled };
-        }
-        let id = run.id;
-        run.place += 1;
-        run.left -= 1;
-        run.id += 1;
-        WrId(id)
-    }
-
-    /// The WRs of a run are all entered that will be; nothing else was entered since it began.
-    /// Returns how many of them are signaled.
-    #[inline]
-    pub(crate) fn end_run(&mut self, run: &Run) -> usize {
-        let entered = (run.id - run.first) as usize;
-        self.count += entered;
-        if !run.signaled || entered == 0 {
-            self.unsignaled += entered;
-            return 0;
-        }
-        self.unsignaled = 0;
-        entered
-    }
-
-    /// The newest entry is to be signaled too.
+    /// The newest WR is to be signaled too.
     pub(crate) fn signal_last(&mut self) {
-        let Some(last) = self.count.checked_sub(1) else { return };
-        let place = self.place(self.front + last as u64);
-        if let Some(e) = self.entries.get_mut(place) {
-            e.signaled = true;
+        if let Some(last) = self.entries.back_mut() {
+            last.signaled = true;
             self.unsignaled = 0;
         }
     }
 
-    /// Takes back the newest entry, which the device refused, and its cookie.
+    /// Takes back the newest WR, which the device refused, and its cookie.
     pub(crate) fn take_back(&mut self) -> Option<(RingOp, WrId)> {
-        self.count = self.count.checked_sub(1)?;
-        let op = self.entry(self.count).op;
+        let last = self.entries.back_mut()?;
+        last.count -= 1;
+        last.signaled = false;
+        let op = last.op.further(last.count);
+        if last.count == 0 {
+            self.entries.pop_back();
+        }
+        self.count -= 1;
         let seq = self.front + self.count as u64;
-        self.unsignaled = (0..self.count).rev().take_while(|&i| !self.entry(i).signaled).count();
+        let covered = self.entries.iter().rev().take_while(|e| !e.signaled);
+        self.unsignaled = covered.map(|e| e.count as usize).sum();
         Some((op, pack(self.epoch, KIND_SEND, seq)))
     }
 
@@ -226,51 +205,27 @@ impl SendRing {
         usize::try_from(ahead).ok().filter(|&i| i < self.count)
     }
 
-    /// What the WR at a position from the front is for.
+    /// Retires the oldest WRs, at most `most` (at least 1) and not more than are in a row: what the
+    /// first was for, and how many they are.
     #[inline]
-    pub(crate) fn peek(&self, i: usize) -> Option<RingOp> {
-        let e = self.entries.get(self.place(self.front + i as u64))?;
-        (i < self.count).then_some(e.op)
-    }
-
-    /// Retires that many of the oldest entries.
-    #[inline]
-    pub(crate) fn retire(&mut self, count: usize) {
-        let count = count.min(self.count);
-        self.count -= count;
-        self.front += count as u64;
-        self.unsignaled = self.unsignaled.min(self.count);
-    }
-
-    /// Retires the oldest entry.
-    pub(crate) fn retire_front(&mut self) -> Option<RingOp> {
-        self.count = self.count.checked_sub(1)?;
-        let op = self.entries.get(self.place(self.front))?.op;
-        self.front += 1;
-        self.unsignaled = self.unsignaled.min(self.count);
-        Some(op)
-    }
-
-    #[inline]
-    fn place(&self, seq: u64) -> usize {
-        seq as usize & (self.entries.len() - 1)
-    }
-
-    /// The entry at a position from the front.
-    fn entry(&self, i: usize) -> Entry {
-        self.entries.get(self.place(self.front + i as u64)).copied().unwrap_or(Entry::NONE)
-    }
-
-    /// More WRs than the queue has slots: the device will refuse them, and they are taken back from
-    /// here.
-    #[cold]
-    fn grow(&mut self) {
-        let old: Vec<Entry> = (0..self.count).map(|i| self.entry(i)).collect();
-        self.entries = vec![Entry::NONE; (self.entries.len() + 1).next_power_of_two()];
-        for (i, entry) in old.into_iter().enumerate() {
-            let place = self.place(self.front + i as u64);
-            self.entries[place] = entry;
+    pub(crate) fn retire_run(&mut self, most: usize) -> Option<(RingOp, usize)> {
+        let front = self.entries.front_mut()?;
+        let (op, count) = (front.op, (front.count as usize).min(most));
+        if count < front.count as usize {
+            front.op = op.further(count as u32);
+            front.count -= count as u32;
+        } else {
+            self.entries.pop_front();
         }
+        self.front += count as u64;
+        self.count -= count;
+        self.unsignaled = self.unsignaled.min(self.count);
+        Some((op, count))
+    }
+
+    /// Retires the oldest WR.
+    pub(crate) fn retire_front(&mut self) -> Option<RingOp> {
+        self.retire_run(1).map(|(op, _)| op)
     }
 }
 
@@ -320,6 +275,27 @@ mod tests {
                 assert_eq!(run, r.unsignaled());
             }
         }
+    }
+
+    #[test]
+    fn runs_end_with_a_signal_and_are_retired_and_taken_back_one_by_one() {
+        let id = ExposureId::default();
+        let mut r = SendRing::new(16, Epoch(1));
+        let (a, b) = (r.push_run(RingOp::Reg(id, 0), 12), r.push_run(RingOp::Reg(id, 8), 4));
+        assert_eq!((a.count, a.signaled, b.count, b.signaled), (8, true, 4, false), "rule 9");
+        assert_eq!(b.first, WrId(a.first.0 + 8));
+        assert_eq!((r.outstanding(), r.unsignaled(), r.owed()), (12, 4, 1));
+        assert_eq!(r.take_back(), Some((RingOp::Reg(id, 11), WrId(b.first.0 + 3))));
+        assert_eq!(r.retire_run(5), Some((RingOp::Reg(id, 0), 5)));
+        assert_eq!(r.retire_front(), Some(RingOp::Reg(id, 5)));
+        assert_eq!(r.retire_run(9), Some((RingOp::Reg(id, 6), 2)));
+        assert_eq!((r.outstanding(), r.unsignaled(), r.owed()), (3, 3, 0));
+        r.signal_last();
+        assert_eq!((r.unsignaled(), r.owed()), (0, 1));
+        r.take_back();
+        assert_eq!((r.unsignaled(), r.owed()), (2, 0), "the signal went with its WR");
+        assert_eq!(r.retire_run(9), Some((RingOp::Reg(id, 8), 2)));
+        assert_eq!((r.retire_run(9), r.take_back()), (None, None));
     }
 
     #[test]

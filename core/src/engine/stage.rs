@@ -1,10 +1,10 @@
 //! From wishes to WRs: checks a batch, stages it, builds the chain, and takes back what was not
 //! posted.
 
-use super::exposure::{Exposure, ExposureId, ExposureState, LocalId, Part, Piece, Place};
+use super::exposure::{Exposure, ExposureId, ExposureState, LocalId, Part, Piece, Place, Windows};
 use super::keys::{KeyState, Region, RegionKind};
 use super::ledger::Rule;
-use super::ring::RingOp;
+use super::ring::{RingOp, Run};
 use super::{Engine, spans};
 use crate::device::{
     Device, DeviceError, DeviceErrorKind, FastMrKind, PageEntry, Payload, PostError, Verb, Wr,
@@ -12,7 +12,7 @@ use crate::device::{
 };
 use crate::memreg::{Event, MAX_REGIONS, RegionId, SegList, SegShape, Wish, WrBatch};
 use crate::mutants::mutant;
-use crate::types::{Access, DmaAddr, Segment};
+use crate::types::{Access, DmaAddr, Segment, WrId};
 use smallvec::SmallVec;
 use std::ops::Range;
 
@@ -64,37 +64,42 @@ impl<D: Device> Engine<D> {
         &mut self,
         id: ExposureId,
         segs: &SegList<'_>,
-        batch: &WrBatch,
+        batch: &mut WrBatch,
     ) -> Result<(), BadMap> {
         if batch.is_all() {
             return Err(BadMap::Lie("strategy wished for an invalidation in map"));
         }
-        let before = self.slots.exposures.get(id).map_or(0, |e| e.parts.len());
-        let (whole, end) = self.stage_whole_pieces(id, batch.wishes());
-        let staged = self.stage_wishes(id, segs, &batch.wishes()[whole..]);
+        if !batch.each().is_empty() {
+            if self.stage_each(id, batch.each()) {
+                // One window on each piece: nothing is left to check.
+                return Ok(());
+            }
+            batch.spell_out_each(segs);
+        }
+        let before = self.slots.exposures.get(id).map_or(0, |e| e.regions.len());
+        let staged = self.stage_wishes(id, segs, batch.wishes());
         let Some(e) = self.slots.exposures.get_mut(id) else { return Err(NOT_COVERED) };
         // Also after an error: those that were staged must be undone.
-        let count = e.parts.len() - before;
+        let count = e.regions.len() - before;
         e.open += count;
         e.staged += count;
         self.staged_wrs += count;
         staged?;
-        if count == e.parts.len() && whole == count && end == segs.total() {
-            // One window on each piece: nothing is left to check.
-            return Ok(());
-        }
         // Usually the strategy wished in order and granted nothing by a verb: then the segments
         // stand as they were staged.
         let mut as_staged = e.parts.len() == batch.wishes().len();
         if !e.parts.is_sorted_by_key(|p| p.bytes.start) {
-            e.parts.sort_unstable_by_key(|p| p.bytes.start);
+            let parts = e.parts.drain(..).zip(e.regions.drain(..));
+            let mut parts: SmallVec<[(Part, RegionId); MAX_REGIONS]> = parts.collect();
+            parts.sort_unstable_by_key(|(p, _)| p.bytes.start);
+            (e.parts, e.regions) = parts.into_iter().unzip();
             as_staged = false;
         }
         let mut at = 0;
-        for p in &e.parts {
+        for (p, region) in e.parts.iter().zip(&e.regions) {
             // What was just staged is this exposure's.
             let granted =
-                as_staged || self.keys.get(p.region).is_some_and(|r| r.exposure == Some(id));
+                as_staged || self.keys.get(*region).is_some_and(|r| r.exposure == Some(id));
             if (p.bytes.start != at || !granted) && !mutant!("rule-6-map") {
                 return Err(NOT_COVERED);
             }
@@ -110,39 +115,41 @@ impl<D: Device> Engine<D> {
         Ok(())
     }
 
-    /// Stages the wishes at the front that are windows over whole pieces, in the order of the
-    /// pieces, as a strategy over windows has them. Returns how many, and where the next one would
-    /// begin; the first that is anything else, or wrong, is left to `stage_wishes`.
+    /// Stages windows on the pieces, one on each, in step. False, and nothing is staged, if that is
+    /// not what these regions and pieces allow: `stage_wishes` then says why, or does what it
+    /// takes.
     #[inline(never)]
-    fn stage_whole_pieces(&mut self, id: ExposureId, wishes: &[Wish]) -> (usize, u64) {
-        let (mut count, mut start) = (0, 0);
-        let Some(e) = self.slots.exposures.get_mut(id) else { return (0, 0) };
-        let Exposure { pieces, parts, segments, grant, .. } = &mut **e;
-        if !self.arenas.is_empty() || !parts.is_empty() {
-            return (0, 0);
+    fn stage_each(&mut self, id: ExposureId, each: &[RegionId]) -> bool {
+        let Some(e) = self.slots.exposures.get_mut(id) else { return false };
+        let Exposure { pieces, regions, windows, segments, grant, .. } = &mut **e;
+        if !self.arenas.is_empty() || !regions.is_empty() || each.len() != pieces.len() {
+            return false;
         }
-        let wishes = wishes.get(..MAX_REGIONS).unwrap_or(wishes);
-        for (wish, piece) in wishes.iter().zip(&*pieces) {
-            let len = piece.range.len() as u64;
-            let end = start + len;
-            let (Wish::Register(region, bytes), Some(base)) = (wish, piece.mapped) else { break };
-            let whole = bytes.start == start && bytes.end == end && len > 0;
-            if !whole || piece.local(&self.domain.queue).is_none() {
-                break;
-            }
-            let Some(staging) = self.keys.staging(*region) else { break };
-            if !matches!(staging.region().kind, RegionKind::Window { .. }) {
-                break;
-            }
-            let Some(rkey) = staging.stage(id) else { break };
-            let at = Place { piece: count, start };
-            let addr = base.0 + piece.range.start as u64;
-            parts.push(Part { region: *region, bytes: start..end, at });
-            segments.push(Segment { rkey, addr, len, grant: *grant, epoch: self.epoch });
-            (count, start) = (count + 1, end);
+        let parents = pieces.iter().map(|p| p.local(&self.domain.queue).map(|l| l.mr));
+        for (slot, parent) in windows.mrs.iter_mut().zip(parents) {
+            let Some(mr) = parent else { return false };
+            *slot = mr;
         }
+        let slots = windows.names.iter_mut().zip(&mut windows.mws);
+        let staged = self.keys.stage_in_step(id, each.iter().zip(slots));
+        if staged < each.len() {
+            for &region in each.iter().take(staged) {
+                self.keys.kill(region, Rule::NeverPosted);
+            }
+            return false;
+        }
+        regions.extend_from_slice(each);
+        let (grant, epoch) = (*grant, self.epoch);
+        segments.extend(windows.names.iter().zip(&*pieces).map(|(name, piece)| {
+            let addr = piece.mapped.map_or(0, |a| a.0) + piece.range.start as u64;
+            Segment { rkey: name.rkey, addr, len: piece.range.len() as u64, grant, epoch }
+        }));
+        let count = each.len();
+        e.open += count;
+        e.staged += count;
+        self.staged_wrs += count;
         self.stats.local_hits += count as u64;
-        (count, start)
+        true
     }
 
     /// Checks each wish and stages it: a part and a segment of the exposure.
@@ -159,7 +166,7 @@ impl<D: Device> Engine<D> {
         let (mut at, mut next, mut made_for) = (Place::default(), 0, None);
         loop {
             let Some(e) = self.slots.exposures.get_mut(id) else { return Err(NOT_COVERED) };
-            let Exposure { pieces, parts, segments, grant, .. } = &mut **e;
+            let Exposure { pieces, regions, parts, segments, grant, .. } = &mut **e;
             let without_parent = loop {
                 let Some(wish) = wishes.get(next) else { return Ok(()) };
                 let Wish::Register(region, bytes) = wish else {
@@ -191,7 +198,8 @@ impl<D: Device> Engine<D> {
                 };
                 let base = piece.mapped.map_or(0, |a| a.0 + piece.range.start as u64);
                 let (addr, len) = (base + (bytes.start - at.start), bytes.end - bytes.start);
-                parts.push(Part { region: *region, bytes: bytes.clone(), at });
+                regions.push(*region);
+                parts.push(Part { bytes: bytes.clone(), at });
                 segments.push(Segment { rkey, addr, len, grant: *grant, epoch: self.epoch });
                 next += 1;
             };
@@ -225,8 +233,8 @@ impl<D: Device> Engine<D> {
         let Some(e) = self.slots.exposures.get_mut(id) else { return };
         let (pieces, grant, segments) = (&e.pieces, e.grant, &mut e.segments);
         segments.clear();
-        for part in &e.parts {
-            let Some(r) = keys.get(part.region) else { continue };
+        for (part, region) in e.parts.iter().zip(&e.regions) {
+            let Some(r) = keys.get(*region) else { continue };
             let addr = match r.kind {
                 RegionKind::Bounce { at, grant, .. } => {
                     arenas.iter().find(|a| a.grant == grant).map_or(0, |a| a.addr.0 + at)
@@ -270,7 +278,7 @@ impl<D: Device> Engine<D> {
     pub(crate) fn part_regions(&self, id: ExposureId) -> SmallVec<[RegionId; MAX_REGIONS]> {
         let Some(e) = self.slots.exposures.get(id) else { return SmallVec::new() };
         let mine = |r: &RegionId| self.keys.get(*r).is_some_and(|r| r.exposure == Some(id));
-        e.parts.iter().map(|p| p.region).filter(mine).collect()
+        e.regions.iter().copied().filter(mine).collect()
     }
 
     /// Takes the staged registrations of an exposure back; the device never saw them.
@@ -296,49 +304,47 @@ impl<D: Device> Engine<D> {
 
     fn chain_exposure(&mut self, id: ExposureId) {
         let chained_before = self.chain.wrs().len();
-        let windows = self.chain_windows(id);
-        self.chain_others(id, windows);
+        let Some(e) = self.slots.exposures.get(id) else { return };
+        match self.keys.all_in_step(id, e.regions.len()) {
+            Some(KeyState::Staged) => self.chain_binds(id),
+            _ => self.chain_single(id),
+        }
         self.chained_staged += self.chain.wrs().len() - chained_before;
     }
 
-    /// The binds of the parts at the front that are windows; returns how many parts those are.
+    /// The binds of windows that are staged in step.
     #[inline(never)]
-    fn chain_windows(&mut self, id: ExposureId) -> usize {
-        let Some(e) = self.slots.exposures.get(id) else { return 0 };
+    fn chain_binds(&mut self, id: ExposureId) {
+        let Some(e) = self.slots.exposures.get(id) else { return };
         // One remote right and no local one: that is the parent's.
         let access = e.grant.access() & Access::REMOTE;
-        let mut run = self.ring.run(e.parts.len());
-        let mut count = 0;
-        for (part, seg) in e.parts.iter().zip(&e.segments) {
-            let Some(mr) = e.pieces.get(part.at.piece).and_then(Piece::parent) else { break };
-            let Some(granting) = self.keys.staged(part.region, id) else { break };
-            let RegionKind::Window { mw } = granting.region().kind else { break };
-            if run.left == 0 {
-                self.chained_signaled += self.ring.end_run(&run);
-                run = self.ring.run(e.parts.len() - count);
-            }
-            let (rkey, turn) = (granting.region().rkey, granting.region().turn);
-            granting.grant(run.next_id());
-            let wr_id = self.ring.enter(&mut run, RingOp::Reg(part.region, turn));
-            let (addr, len) = (DmaAddr(seg.addr), seg.len);
-            let op = WrOp::BindMw { mw, rkey, mr, addr, len, access };
-            self.chain.push(Wr { wr_id, signaled: run.signaled, op });
-            count += 1;
+        let count = e.regions.len();
+        let Windows { names, mws, mrs } = &e.windows;
+        let mut wrs = names.iter().zip(mws).zip(mrs).zip(&e.segments).take(count);
+        let mut at = 0;
+        while let Some(names) = names.get(at..count).filter(|n| !n.is_empty()) {
+            let run = self.ring.push_run(RingOp::Reg(id, at as u32), names.len());
+            let ids = (0..run.count as u64).map(|i| WrId(run.first.0 + i));
+            self.chain.extend(ids.zip(&mut wrs).map(|(wr_id, (((name, &mw), &mr), seg))| {
+                let (rkey, addr, len) = (name.rkey, DmaAddr(seg.addr), seg.len);
+                Wr { wr_id, signaled: false, op: WrOp::BindMw { mw, rkey, mr, addr, len, access } }
+            }));
+            self.chained_signaled += end_run(&mut self.chain, run);
+            self.keys.grant_in_step(id, run.first, names.get(..run.count).unwrap_or_default());
+            at += run.count;
         }
-        self.chained_signaled += self.ring.end_run(&run);
-        count
     }
 
-    /// The registrations of the parts behind the first `from`, of whatever kind.
-    fn chain_others(&mut self, id: ExposureId, from: usize) {
+    /// The staged registrations of an exposure, of whatever kind, one by one.
+    fn chain_single(&mut self, id: ExposureId) {
         let Some(e) = self.slots.exposures.get(id) else { return };
         let page = u64::from(self.caps.page_size);
-        for (part, seg) in e.parts.iter().zip(&e.segments).skip(from) {
-            let Some(granting) = self.keys.staged(part.region, id) else { continue };
+        for (k, (&region, seg)) in e.regions.iter().zip(&e.segments).enumerate() {
+            let Some(granting) = self.keys.staged(region, id) else { continue };
             let r = granting.region();
-            let op = registration(&mut self.chain, e, part, seg, r, page, self.ordering);
+            let op = registration(&mut self.chain, e, k, seg, r, page, self.ordering);
             let Some(op) = op else { continue };
-            let (wr_id, signaled) = self.ring.push(RingOp::Reg(part.region, r.turn), false);
+            let (wr_id, signaled) = self.ring.push(RingOp::Reg(id, k as u32), false);
             self.chained_signaled += usize::from(signaled);
             self.chain.push(Wr { wr_id, signaled, op });
             granting.grant(wr_id);
@@ -353,24 +359,47 @@ impl<D: Device> Engine<D> {
         self.chain.push(Wr { wr_id, signaled, op });
     }
 
-    /// Appends the LOCAL_INVs that a strategy wished for to the chain.
-    pub(crate) fn chain_invs(&mut self, wishes: &[Wish]) {
-        let chained_before = self.chain.wrs().len();
-        let mut run = self.ring.run(wishes.len());
-        for (k, wish) in wishes.iter().enumerate() {
-            let Wish::Invalidate(region) = wish else { continue };
-            if run.left == 0 {
-                self.chained_signaled += self.ring.end_run(&run);
-                run = self.ring.run(wishes.len() - k);
-            }
-            let Some((rkey, turn)) = self.keys.invalidating(*region, run.next_id()) else {
-                continue;
-            };
-            let wr_id = self.ring.enter(&mut run, RingOp::Inv(*region, turn));
-            self.chain.push(Wr { wr_id, signaled: run.signaled, op: WrOp::LocalInv(rkey) });
+    /// Appends the LOCAL_INVs of all regions of an exposure, whose keys are live in step.
+    #[inline(never)]
+    pub(crate) fn chain_all_invs(&mut self, id: ExposureId) {
+        let Some(e) = self.slots.exposures.get(id) else { return };
+        let count = e.regions.len();
+        let mut at = 0;
+        while let Some(names) = e.windows.names.get(at..count).filter(|n| !n.is_empty()) {
+            let run = self.ring.push_run(RingOp::Inv(id, at as u32), names.len());
+            let names = names.get(..run.count).unwrap_or_default();
+            let ids = (0..names.len() as u64).map(|i| WrId(run.first.0 + i));
+            self.chain.extend(ids.zip(names).map(|(wr_id, name)| Wr {
+                wr_id,
+                signaled: false,
+                op: WrOp::LocalInv(name.rkey),
+            }));
+            self.chained_signaled += end_run(&mut self.chain, run);
+            self.keys.invalidating_in_step(id, run.first, names);
+            at += run.count;
         }
-        self.chained_signaled += self.ring.end_run(&run);
-        self.chained_inv += self.chain.wrs().len() - chained_before;
+        self.chained_inv += count;
+        if mutant!("early-fence") {
+            self.part_regions(id).into_iter().for_each(|r| self.closed(r, Rule::LocalInv));
+        }
+    }
+
+    /// Appends the LOCAL_INVs that a strategy wished for, of regions of this exposure.
+    pub(crate) fn chain_invs(&mut self, id: ExposureId, wishes: &[Wish]) {
+        let Some(e) = self.slots.exposures.get(id) else { return };
+        for wish in wishes {
+            let Wish::Invalidate(region) = wish else { continue };
+            let Some(k) = e.regions.iter().position(|r| r == region) else { continue };
+            if !self.keys.get(*region).is_some_and(|r| r.kind.by_wr()) {
+                continue;
+            }
+            let (wr_id, signaled) = self.ring.push(RingOp::Inv(id, k as u32), false);
+            self.chained_signaled += usize::from(signaled);
+            if let Some(rkey) = self.keys.invalidating(*region, wr_id) {
+                self.chain.push(Wr { wr_id, signaled, op: WrOp::LocalInv(rkey) });
+                self.chained_inv += 1;
+            }
+        }
         if mutant!("early-fence") {
             for wish in wishes {
                 if let Wish::Invalidate(region) = wish {
@@ -468,8 +497,16 @@ impl<D: Device> Engine<D> {
     fn take_back_one(&mut self) {
         let Some((op, wr)) = self.ring.take_back() else { return };
         match op {
-            RingOp::Reg(region, _) => self.keys.take_back(region, wr),
-            RingOp::Inv(region, _) => self.keys.not_invalidating(region, wr),
+            RingOp::Reg(id, k) => {
+                if let Some(region) = self.slots.region(id, k) {
+                    self.keys.take_back(region, wr);
+                }
+            }
+            RingOp::Inv(id, k) => {
+                if let Some(region) = self.slots.region(id, k) {
+                    self.keys.not_invalidating(region, wr);
+                }
+            }
             RingOp::Send(Some(slot)) => self.send_slots.push(slot),
             RingOp::Local(id, _) => self.local_refused(id),
             RingOp::Send(None) | RingOp::Sentinel => {}
@@ -530,6 +567,17 @@ impl<D: Device> Engine<D> {
     }
 }
 
+/// The chain has all WRs of a run; returns how many of them are signaled.
+#[inline]
+fn end_run(chain: &mut WrChain, run: Run) -> usize {
+    if run.signaled
+        && let Some(last) = chain.wrs_mut().last_mut()
+    {
+        last.signaled = true;
+    }
+    usize::from(run.signaled)
+}
+
 /// Whether the region's page list is long enough.
 #[inline(never)]
 fn fits_page_list(
@@ -544,12 +592,12 @@ fn fits_page_list(
     if run.bytes >= bytes.end - bytes.start { Ok(()) } else { Err(TOO_MUCH) }
 }
 
-/// The WR of a part; `None` for a region that no WR registers.
+/// The WR of the k-th region; `None` for one that no WR registers.
 #[inline(never)]
 fn registration(
     chain: &mut WrChain,
     e: &Exposure,
-    part: &Part,
+    k: usize,
     seg: &Segment,
     region: &Region,
     page: u64,
@@ -559,12 +607,14 @@ fn registration(
     let mr = match region.kind {
         RegionKind::Fast { mr, .. } => mr,
         RegionKind::Window { mw } => {
-            let mr = e.pieces.get(part.at.piece).and_then(Piece::parent)?;
+            let piece = e.parts.get(k).map_or(k, |part| part.at.piece);
+            let mr = e.pieces.get(piece).and_then(Piece::parent)?;
             let access = e.grant.access() & Access::REMOTE;
             return Some(WrOp::BindMw { mw, rkey, mr, addr: DmaAddr(seg.addr), len, access });
         }
         RegionKind::Ordinary { .. } | RegionKind::Bounce { .. } => return None,
     };
+    let part = e.parts.get(k)?;
     let runs = spans(&e.pieces, part.at, part.bytes.clone());
     let pages = chain.add_pages(runs.flat_map(|(i, s)| {
         let base = e.pieces[i].mapped.map_or(0, |a| a.0);

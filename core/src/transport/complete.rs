@@ -4,10 +4,11 @@ use super::error::DownCause;
 use super::{State, Transport};
 use crate::device::{AsyncEvent, Device, DeviceError, Wc, WcError, WcSuccess};
 use crate::engine::exposure::{ExposureId, LocalId};
+use crate::engine::keys::KeyState;
 use crate::engine::ledger::{KeyEvent, LedgerEvent, Rule};
 use crate::engine::ring::{Cookie, RingOp, decode};
 use crate::error::Bug;
-use crate::memreg::{Event, MemReg, RegionId};
+use crate::memreg::{Event, MemReg};
 use crate::mutants::mutant;
 use crate::types::{Rkey, Tick};
 
@@ -170,33 +171,13 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     /// The oldest `count` WRs succeeded.
     #[inline(never)]
     fn succeeded_up_to(&mut self, count: usize) {
-        // Keys of one exposure mostly die in a row: it is told of them together.
-        let (mut of, mut dead) = (ExposureId::default(), 0);
-        for i in 0..count {
-            let Some(op) = self.eng.ring.peek(i) else { break };
-            match op {
-                RingOp::Inv(region, turn) => {
-                    let Some(ended) = self.eng.keys.invalidated(region, turn) else { continue };
-                    self.eng.events.push(region, Event::Invalidated);
-                    if let Some(id) = ended.exposure {
-                        if id != of && dead > 0 {
-                            self.eng.release(of, dead);
-                            dead = 0;
-                        }
-                        (of, dead) = (id, dead + 1);
-                    }
-                    if ended.worn {
-                        self.eng.renew_if_worn(region);
-                    }
-                }
-                RingOp::Reg(region, turn) => self.registered(region, turn),
-                _ => self.succeeded(op),
-            }
+        let mut left = count;
+        while left > 0
+            && let Some((op, n)) = self.eng.ring.retire_run(left)
+        {
+            left -= n;
+            self.succeeded(op, n);
         }
-        if dead > 0 {
-            self.eng.release(of, dead);
-        }
-        self.eng.ring.retire(count);
     }
 
     /// Why a WR failed, with what the device's set-up has to do with it.
@@ -211,41 +192,68 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     /// nothing is lost by not believing it, for the connection goes down and that proves more.
     fn passed_over(&mut self, op: RingOp) {
         match op {
-            RingOp::Inv(..) if mutant!("rule-2-passed") => self.succeeded(op),
+            RingOp::Inv(..) if mutant!("rule-2-passed") => self.succeeded(op, 1),
             RingOp::Inv(..) | RingOp::Local(_, true) => self.failed(op, None),
-            _ => self.succeeded(op),
+            _ => self.succeeded(op, 1),
         }
     }
 
-    #[inline(never)]
-    fn succeeded(&mut self, op: RingOp) {
+    fn succeeded(&mut self, op: RingOp, count: usize) {
         match op {
-            RingOp::Reg(region, turn) => self.registered(region, turn),
-            RingOp::Inv(region, turn) => self.invalidated(region, turn),
+            RingOp::Reg(id, k) => self.registered(id, k as usize, count),
+            RingOp::Inv(id, k) => self.invalidated(id, k as usize, count),
             RingOp::Send(slot) => self.eng.send_slots.extend(slot),
             RingOp::Local(id, _) => self.local_retired(id, None),
             RingOp::Sentinel => self.sentinel_seen = true,
         }
     }
 
-    #[inline]
-    fn registered(&mut self, region: RegionId, turn: u32) {
-        if self.eng.keys.is_live(region, turn) {
-            self.eng.events.push(region, Event::Registered);
-            if mutant!("D-03") {
-                self.eng.closed(region, Rule::LocalInv);
+    /// Registrations of keys in a row succeeded: of those that are still live the strategy hears.
+    fn registered(&mut self, id: ExposureId, from: usize, count: usize) {
+        let Some(e) = self.eng.slots.exposures.get(id) else { return };
+        let in_step = self.eng.keys.all_in_step(id, e.regions.len());
+        if in_step.is_some_and(|state| state != KeyState::Live) {
+            return;
+        }
+        for &region in e.regions.iter().skip(from).take(count) {
+            if self.eng.keys.is_live(region, id) {
+                self.eng.events.push(region, Event::Registered);
+            }
+        }
+        if mutant!("D-03") {
+            for region in self.eng.part_regions(id).into_iter().skip(from).take(count) {
+                if self.eng.keys.is_live(region, id) {
+                    self.eng.closed(region, Rule::LocalInv);
+                }
             }
         }
     }
 
-    fn invalidated(&mut self, region: RegionId, turn: u32) {
-        let Some(ended) = self.eng.keys.invalidated(region, turn) else { return };
-        if let Some(id) = ended.exposure {
-            self.eng.release(id, 1);
+    /// Invalidations of keys in a row succeeded.
+    fn invalidated(&mut self, id: ExposureId, from: usize, count: usize) {
+        let Some(e) = self.eng.slots.exposures.get(id) else { return };
+        let all = from == 0 && count == e.regions.len();
+        if all && self.eng.keys.all_in_step(id, count) == Some(KeyState::Invalidating) {
+            let names = e.windows.names.get(..count).unwrap_or_default();
+            let worn = self.eng.keys.invalidated_in_step(id, names);
+            self.eng.events.push_run(&e.regions, Event::Invalidated);
+            if worn {
+                self.eng.renew_worn(id);
+            }
+            return self.eng.release(id, count);
         }
-        self.eng.events.push(region, Event::Invalidated);
-        if ended.worn {
-            self.eng.renew_if_worn(region);
+        let mut dead = 0;
+        for k in from..from + count {
+            let Some(region) = self.eng.slots.region(id, k as u32) else { break };
+            let Some(worn) = self.eng.keys.invalidated(region, id) else { continue };
+            self.eng.events.push(region, Event::Invalidated);
+            dead += 1;
+            if worn {
+                self.eng.renew_if_worn(region);
+            }
+        }
+        if dead > 0 {
+            self.eng.release(id, dead);
         }
     }
 

@@ -4,7 +4,7 @@ use super::error::DownCause;
 use super::{State, Transport};
 use crate::device::{AsyncEvent, Device, WcError, WcStatus, WrOp};
 use crate::engine::Stray;
-use crate::engine::exposure::{ExposureState, LocalId};
+use crate::engine::exposure::{ExposureId, ExposureState, LocalId};
 use crate::engine::keys::{KeyState, RegionKind};
 use crate::engine::ledger::{LedgerEvent, Rule};
 use crate::engine::ring::RingOp;
@@ -228,22 +228,25 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     /// A WR was flushed, failed, or never heard of again.
     pub(super) fn failed(&mut self, op: RingOp, wc: Option<WcError>) {
         match op {
-            RingOp::Reg(region, turn) => self.key_unknown(region, turn, Event::RegUnknown),
-            RingOp::Inv(region, _) if mutant!("rule-3") => {
-                self.eng.closed(region, Rule::LocalInv);
+            RingOp::Reg(id, k) => self.key_unknown(id, k, Event::RegUnknown),
+            RingOp::Inv(id, k) if mutant!("rule-3") => {
+                if let Some(region) = self.eng.slots.region(id, k) {
+                    self.eng.closed(region, Rule::LocalInv);
+                }
             }
-            RingOp::Inv(region, turn) => self.key_unknown(region, turn, Event::InvUnknown),
+            RingOp::Inv(id, k) => self.key_unknown(id, k, Event::InvUnknown),
             RingOp::Send(slot) => self.eng.send_slots.extend(slot),
             RingOp::Local(id, _) => self.local_retired(id, Some(wc.unwrap_or(self.never_heard()))),
             RingOp::Sentinel => self.sentinel_seen = true,
         }
     }
 
-    /// Rule 3: a key whose WR did not succeed stays live until its MR is gone; a completion of an
-    /// earlier registration of the region says nothing about this one.
-    fn key_unknown(&mut self, region: RegionId, turn: u32, event: Event) {
+    /// Rule 3: a key whose WR did not succeed stays live until its MR is gone; a completion for an
+    /// earlier exposure of the region says nothing about this one.
+    fn key_unknown(&mut self, of: ExposureId, k: u32, event: Event) {
+        let Some(region) = self.eng.slots.region(of, k) else { return };
         let current = self.eng.keys.get(region).is_some_and(|r| {
-            r.turn == turn && matches!(r.state, KeyState::Live | KeyState::Invalidating)
+            r.exposure == Some(of) && matches!(r.state, KeyState::Live | KeyState::Invalidating)
         });
         if current {
             self.eng.keys.unknown(region);

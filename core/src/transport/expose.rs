@@ -13,6 +13,7 @@ use crate::memreg::{MAX_REGIONS, MapError, MemReg, Poison, RegionId, SegList, Wi
 use crate::mutants::mutant;
 use crate::sync::{Arc, Ordering};
 use crate::types::Grant;
+use smallvec::SmallVec;
 
 const NOT_TO_REVOKE: &str = "it wished for something else than to revoke this exposure";
 
@@ -99,10 +100,9 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         self.batch.clear();
         let mut ctl = Ctl::new(&mut self.eng, Scope::Map(id));
         let mapped = self.strategy.map(&mut ctl, &segs, &mut self.batch);
-        self.batch.spell_out_each(&segs);
         let result = match mapped {
             Err(e) => Err((Refusal::Map(e), false)),
-            Ok(()) => match self.eng.stage_batch(id, &segs, &self.batch) {
+            Ok(()) => match self.eng.stage_batch(id, &segs, &mut self.batch) {
                 Err(BadMap::Device(e)) => Err((Refusal::Map(MapError::Device(e)), false)),
                 Err(BadMap::Lie(what)) => {
                     tracing::error!(strategy = self.strategy.name(), what, "strategy misbehaved");
@@ -306,36 +306,26 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             return Ok(());
         }
         e.state = ExposureState::Revoking;
-        let mut regions = [RegionId::default(); MAX_REGIONS];
-        let (mut count, mut all_by_wr) = (0, true);
-        for part in &e.parts {
-            if let Some(r) = self.eng.keys.get(part.region)
-                && r.exposure == Some(id)
-                && r.state == KeyState::Live
-                && let Some(slot) = regions.get_mut(count)
-            {
-                (*slot, count) = (part.region, count + 1);
-                all_by_wr &= r.kind.by_wr();
-            }
-        }
-        let live = &regions[..count];
+        let in_step = self.eng.keys.all_in_step(id, e.regions.len()) == Some(KeyState::Live);
+        let keys = &self.eng.keys;
+        let live: SmallVec<[RegionId; MAX_REGIONS]> = match in_step {
+            true => SmallVec::from_slice(&e.regions),
+            false => e.regions.iter().copied().filter(|&r| keys.is_live(r, id)).collect(),
+        };
         self.batch.clear();
         let mut ctl = Ctl::new(&mut self.eng, Scope::Unmap(id));
-        self.strategy.unmap(&mut ctl, live, &mut self.batch)?;
+        self.strategy.unmap(&mut ctl, &live, &mut self.batch)?;
         let (ended, twice) = (ctl.ended, ctl.twice);
-        self.batch.spell_out_all(live);
-        let wishes = self.batch.wishes();
-        // No region stands twice in `live`, so the same list in the same order names each once.
-        let as_asked = all_by_wr
-            && ended.is_empty()
-            && wishes.len() == count
-            && self.batch.each().is_empty()
-            && wishes.iter().zip(live).all(|(w, r)| *w == Wish::Invalidate(*r));
-        if !as_asked || twice {
-            self.check_unmap(live, &ended, twice)?;
+        if in_step && self.batch.is_all() && ended.is_empty() && !twice {
+            self.eng.stats.local_inv_needed += 1;
+            self.eng.chain_all_invs(id);
+            return Ok(());
         }
+        self.batch.spell_out_all(&live);
+        self.check_unmap(&live, &ended, twice)?;
+        let wishes = self.batch.wishes();
         self.eng.stats.local_inv_needed += u64::from(!wishes.is_empty());
-        self.eng.chain_invs(self.batch.wishes());
+        self.eng.chain_invs(id, wishes);
         Ok(())
     }
 
