@@ -6,9 +6,10 @@
 //! grants reading, and a late write can spoil a later operation's bytes in the one that grants
 //! writing. Neither reaches a program's buffer, and no key grants both directions (MAP-16).
 
-use super::exposure::{ExposureId, Place};
+use super::Engine;
+use super::buffers::{Lent, Place, spans};
+use super::exposure::ExposureId;
 use super::keys::RegionKind;
-use super::{Engine, spans};
 use crate::device::{Device, DeviceError, LimitInfo, Verb, errno};
 use crate::mem::{DmaBuf, ExposedBytes, Fenced};
 use crate::memreg::RegionId;
@@ -163,14 +164,15 @@ impl<D: Device> Engine<D> {
         let Some(arena) = self.arenas.iter().find(|a| a.grant == e.grant) else { return };
         let mut buf = [0u8; CHUNK];
         let mut arena_at = at as usize;
-        for (i, span) in spans(&e.pieces, Place::default(), range) {
+        for (i, span) in spans(&e.buffers.pieces, Place::default(), range) {
+            let Some(Lent { bytes, .. }) = e.lent.get(i) else { return };
             let mut pos = span.start;
             while pos < span.end {
                 let n = CHUNK.min(span.end - pos);
                 let (from, from_at, to, to_at) = if inward {
-                    (&e.pieces[i].bytes, pos, &arena.bytes, arena_at)
+                    (bytes, pos, &arena.bytes, arena_at)
                 } else {
-                    (&arena.bytes, arena_at, &e.pieces[i].bytes, pos)
+                    (&arena.bytes, arena_at, bytes, pos)
                 };
                 // Both ranges were checked when the exposure was made and the run was taken.
                 let _ = from.copy_out(from_at, &mut buf[..n]) && to.copy_in(to_at, &buf[..n]);

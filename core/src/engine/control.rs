@@ -1,8 +1,9 @@
 //! What a strategy may do to regions, and only within the call it was given it for.
 
-use super::exposure::{Exposure, ExposureId, Part, Place};
+use super::Engine;
+use super::buffers::{Place, spans};
+use super::exposure::{Exposure, ExposureId, Part};
 use super::keys::{KeyState, RegionKind};
-use super::{Engine, spans};
 use crate::device::{Device, DeviceError, FastMrKind, Verb, errno};
 use crate::memreg::{Control, MAX_REGIONS, RegionId};
 use crate::types::{Access, DmaAddr};
@@ -57,19 +58,19 @@ impl<'a, D: Device> Ctl<'a, D> {
         if inside && room { Ok(id) } else { Err(invalid) }
     }
 
-    /// Where the device sees `bytes`, if they lie in one buffer, and the rights of the exposure.
+    /// Where the device sees `bytes`, if they lie in one range, and the rights of the exposure.
     fn one_range(&self, id: ExposureId, bytes: Range<u64>) -> Option<(DmaAddr, Access)> {
         let e = self.eng.slots.exposures.get(id)?;
-        let mut parts = spans(&e.pieces, last_place(e), bytes);
+        let mut parts = spans(&e.buffers.pieces, last_place(e), bytes);
         let (i, span) = parts.next()?;
-        let base = e.pieces[i].mapped?;
+        let base = e.lent.get(i)?.mapped?;
         let alone = parts.next().is_none();
         alone.then(|| (DmaAddr(base.0 + span.start as u64), e.grant.access() | self.eng.ordering))
     }
 
     fn granted(&mut self, id: ExposureId, region: RegionId, bytes: Range<u64>) {
         if let Some(e) = self.eng.slots.exposures.get_mut(id) {
-            let at = last_place(e).seek(&e.pieces, bytes.start);
+            let at = last_place(e).seek(&e.buffers.pieces, bytes.start);
             e.regions.push(region);
             e.parts.push(Part { bytes, at });
             e.open += 1;

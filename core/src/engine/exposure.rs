@@ -1,14 +1,13 @@
 //! The slots that hold buffers while something may reach them, and the handles that name the slots.
 
+use super::buffers::{Buffers, Lent, Place};
 use crate::device::WcError;
 use crate::engine::ledger::KeyName;
-use crate::mem::{DeregQueue, DmaBuf, ExposedBytes, LocalMr, Placement};
 use crate::memreg::{MAX_REGIONS, RegionId};
 use crate::mutants::mutant;
 use crate::sync::{Arc, AtomicBool, AtomicUsize, Ordering};
-use crate::types::{DmaAddr, Grant, MrId, MwId, Rkey, Segment, Tick, TransportId};
+use crate::types::{Grant, MrId, MwId, Rkey, Segment, Tick, TransportId};
 use slotmap::{Key, SlotMap, new_key_type};
-use smallvec::SmallVec;
 use std::ops::Range;
 
 new_key_type! {
@@ -16,104 +15,6 @@ new_key_type! {
     pub(crate) struct ExposureId;
     /// Slot of a read or write.
     pub(crate) struct LocalId;
-}
-
-/// Buffers with the part of each that counts, in order. Up to four need no allocation.
-///
-/// A whole buffer: `buf.into()`; a part: `(buf, range).into()`; several: [`push`](Buffers::push) or
-/// `collect()`.
-#[derive(Debug, Default)]
-pub struct Buffers(pub(crate) SmallVec<[(DmaBuf, Range<usize>); 4]>);
-
-impl Buffers {
-    /// No buffer yet.
-    #[must_use]
-    pub fn new() -> Buffers {
-        Buffers::default()
-    }
-
-    /// Appends a part of a buffer.
-    #[inline]
-    pub fn push(&mut self, buf: DmaBuf, range: Range<usize>) {
-        self.0.push((buf, range));
-    }
-
-    /// How many parts.
-    #[must_use]
-    pub fn count(&self) -> usize {
-        self.0.len()
-    }
-
-    /// The first buffer; for those who gave one.
-    #[must_use]
-    pub fn into_first(self) -> Option<DmaBuf> {
-        self.0.into_iter().next().map(|(buf, _)| buf)
-    }
-
-    /// The buffers and their ranges, to look at.
-    pub fn iter(&self) -> impl Iterator<Item = &(DmaBuf, Range<usize>)> {
-        self.0.iter()
-    }
-}
-
-impl From<DmaBuf> for Buffers {
-    fn from(buf: DmaBuf) -> Buffers {
-        let range = 0..buf.len();
-        (buf, range).into()
-    }
-}
-
-impl From<(DmaBuf, Range<usize>)> for Buffers {
-    fn from(part: (DmaBuf, Range<usize>)) -> Buffers {
-        let mut v = SmallVec::new();
-        v.push(part);
-        Buffers(v)
-    }
-}
-
-impl FromIterator<(DmaBuf, Range<usize>)> for Buffers {
-    fn from_iter<I: IntoIterator<Item = (DmaBuf, Range<usize>)>>(iter: I) -> Buffers {
-        Buffers(iter.into_iter().collect())
-    }
-}
-
-impl IntoIterator for Buffers {
-    type Item = (DmaBuf, Range<usize>);
-    type IntoIter = smallvec::IntoIter<[(DmaBuf, Range<usize>); 4]>;
-
-    fn into_iter(self) -> Self::IntoIter {
-        self.0.into_iter()
-    }
-}
-
-/// One buffer inside a slot.
-#[derive(Debug)]
-pub(crate) struct Piece {
-    pub(crate) bytes: ExposedBytes,
-    pub(crate) place: Option<Box<Placement>>,
-    /// Where the device sees it, while it is lent.
-    pub(crate) mapped: Option<DmaAddr>,
-    pub(crate) range: Range<usize>,
-    /// An MR of this one operation, to be ended before the loan is.
-    pub(crate) once: Option<MrId>,
-}
-
-impl Piece {
-    /// Its buffer's local MR, if that is of the transport whose queue this is.
-    #[inline]
-    pub(crate) fn local(&self, owner: &Arc<DeregQueue>) -> Option<&LocalMr> {
-        self.place
-            .as_ref()?
-            .local
-            .as_ref()
-            .filter(|l| Arc::ptr_eq(&l.owner, owner) || mutant!("D-13"))
-    }
-
-    /// The MR that a window over its bytes is bound onto.
-    #[inline]
-    pub(crate) fn parent(&self) -> Option<MrId> {
-        self.place.as_ref()?.local.as_ref().map(|l| l.mr)
-    }
 }
 
 /// What a handle and its slot share; slots recycle it.
@@ -226,32 +127,6 @@ pub(crate) struct Part {
     pub(crate) at: Place,
 }
 
-/// A piece of an exposure, and the payload byte that it begins with.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Place {
-    pub(crate) piece: usize,
-    pub(crate) start: u64,
-}
-
-impl Place {
-    /// The piece that payload byte `byte` lies in: found from this one on if it lies there, else
-    /// from the first.
-    #[inline]
-    pub(crate) fn seek(mut self, pieces: &[Piece], byte: u64) -> Place {
-        if byte < self.start {
-            self = Place::default();
-        }
-        while let Some(p) = pieces.get(self.piece) {
-            let end = self.start + p.range.len() as u64;
-            if byte < end {
-                break;
-            }
-            self = Place { piece: self.piece + 1, start: end };
-        }
-        self
-    }
-}
-
 /// Body of an exposure; recycled.
 #[derive(Debug)]
 pub(crate) struct Exposure {
@@ -259,7 +134,10 @@ pub(crate) struct Exposure {
     /// `expose` has counted it; one that failed is neither an exposure nor a fence.
     pub(crate) counted: bool,
     pub(crate) grant: Grant,
-    pub(crate) pieces: Vec<Piece>,
+    /// What was given: the ranges all the time, the buffers once they are back.
+    pub(crate) buffers: Buffers,
+    /// The buffers, until no key reaches them.
+    pub(crate) lent: Vec<Lent>,
     /// In the order of the bytes they cover, once `map` is done.
     pub(crate) regions: Vec<RegionId>,
     /// One for each region, or none if each covers one whole piece.
@@ -274,8 +152,6 @@ pub(crate) struct Exposure {
     pub(crate) reply_after: Option<Awaited>,
     /// When `poll` takes the access back by itself.
     pub(crate) lease: Option<Tick>,
-    /// The bytes, once fenced.
-    pub(crate) back: Buffers,
     pub(crate) flag: Arc<SlotFlag>,
 }
 
@@ -326,13 +202,15 @@ pub struct RemoteAccess {
 /// Body of a read or write.
 #[derive(Debug)]
 pub(crate) struct Local {
-    pub(crate) pieces: Vec<Piece>,
+    /// What was given: the ranges all the time, the buffers once they are back.
+    pub(crate) buffers: Buffers,
+    /// The buffers, until its WRs are retired.
+    pub(crate) lent: Vec<Lent>,
     pub(crate) what: RemoteAccess,
     /// WRs not yet retired.
     pub(crate) open: usize,
     pub(crate) failed: Option<WcError>,
     pub(crate) done: bool,
-    pub(crate) back: Buffers,
     pub(crate) flag: Arc<SlotFlag>,
 }
 
@@ -370,7 +248,8 @@ impl Slots {
                 state: ExposureState::Staged,
                 counted: false,
                 grant,
-                pieces: Vec::with_capacity(4),
+                buffers: Buffers::new(),
+                lent: Vec::with_capacity(4),
                 regions: Vec::with_capacity(MAX_REGIONS),
                 parts: Vec::with_capacity(MAX_REGIONS),
                 windows: Windows::none(),
@@ -379,7 +258,6 @@ impl Slots {
                 staged: 0,
                 reply_after: None,
                 lease: None,
-                back: Buffers::new(),
                 flag: SlotFlag::new(&self.bell),
             })
         });
@@ -399,11 +277,11 @@ impl Slots {
     /// Frees a slot; what is still inside is dropped.
     pub(crate) fn free_exposure(&mut self, id: ExposureId) {
         if let Some(mut body) = self.exposures.remove(id) {
-            body.pieces.clear();
+            body.buffers.clear();
+            body.lent.clear();
             body.regions.clear();
             body.parts.clear();
             body.segments.clear();
-            body.back.0.clear();
             (body.open, body.staged) = (0, 0);
             if self.spare_exposures.len() < SPARE {
                 self.spare_exposures.push(body);
@@ -415,12 +293,12 @@ impl Slots {
     pub(crate) fn new_local(&mut self, what: RemoteAccess) -> (LocalId, Arc<SlotFlag>) {
         let mut body = self.spare_locals.pop().unwrap_or_else(|| {
             Box::new(Local {
-                pieces: Vec::with_capacity(4),
+                buffers: Buffers::new(),
+                lent: Vec::with_capacity(4),
                 what,
                 open: 0,
                 failed: None,
                 done: false,
-                back: Buffers::new(),
                 flag: SlotFlag::new(&self.bell),
             })
         });
@@ -433,8 +311,8 @@ impl Slots {
     /// Frees a slot; what is still inside is dropped.
     pub(crate) fn free_local(&mut self, id: LocalId) {
         if let Some(mut body) = self.locals.remove(id) {
-            body.pieces.clear();
-            body.back.0.clear();
+            body.buffers.clear();
+            body.lent.clear();
             if self.spare_locals.len() < SPARE {
                 self.spare_locals.push(body);
             }
@@ -465,6 +343,11 @@ fn fresh_flag(flag: &mut Arc<SlotFlag>, bell: &Arc<AtomicUsize>) -> Arc<SlotFlag
 impl Exposure {
     /// Total bytes of all parts.
     pub(crate) fn len(&self) -> u64 {
-        self.pieces.iter().map(|p| p.range.len() as u64).sum()
+        self.buffers.pieces.iter().map(|p| p.range.len() as u64).sum()
+    }
+
+    /// The buffer that a piece is a range of.
+    pub(crate) fn lent_at(&self, piece: usize) -> Option<&Lent> {
+        self.lent.get(self.buffers.pieces.get(piece)?.buf)
     }
 }

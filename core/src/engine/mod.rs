@@ -6,12 +6,14 @@
 //!
 //! - `ring`: what is on the send queue, and which WC retires what
 //! - `keys`: which keys are live; the ledger
+//! - [`buffers`]: which bytes of which buffers
 //! - [`exposure`]: slots that hold bytes, and their handles
 //! - `stage`: wishes into WRs, and undo
 //! - `control`: what a strategy may do to regions
 //! - `domain`: the PD, which several transports may share
 
 pub(crate) mod arena;
+pub mod buffers;
 pub(crate) mod control;
 pub(crate) mod domain;
 pub mod exposure;
@@ -24,7 +26,7 @@ pub mod stats;
 use crate::device::{
     Caps, Device, DeviceError, DeviceErrorKind, MrKeys, Purpose, Verb, WrChain, errno,
 };
-use crate::mem::{ExposedBytes, Fenced, LocalMr, Placement, Unmapped};
+use crate::mem::{DmaBuf, ExposedBytes, Fenced, LocalMr, Placement, Unmapped};
 use crate::memreg::{Event, MAX_REGIONS, RegionId, SegShape};
 use crate::mutants::mutant;
 use crate::sizing::Limits;
@@ -33,8 +35,9 @@ use crate::types::{
     Access, CqId, DeviceId, DmaAddr, Epoch, Lkey, MrId, MwId, PdId, QpId, Tick, TransportId,
 };
 use arena::Arena;
+use buffers::{Buffers, Bufs, Lent};
 use domain::Domain;
-use exposure::{Buffers, ExposureId, ExposureState, LocalId, Piece, Place, Slots};
+use exposure::{ExposureId, ExposureState, LocalId, Slots};
 use keys::{KeyTable, RegionKind};
 use ledger::{KeyEvent, LedgerEvent, Rule};
 use ring::SendRing;
@@ -188,40 +191,36 @@ impl<D: Device> Engine<D> {
     }
 
     /// Takes the CPU's view of every buffer and lends it to the device if `map` (a bounced exposure
-    /// stays home). `buffers` keeps its memory and nothing else.
+    /// stays home). `buffers` keeps its ranges.
     ///
     /// # Errors
     /// The device's; every buffer is back in its place.
     pub(crate) fn lend(
         &mut self,
         buffers: &mut Buffers,
-        pieces: &mut Vec<Piece>,
+        lent: &mut Vec<Lent>,
         map: bool,
     ) -> Result<(), DeviceError> {
-        pieces.extend(buffers.0.drain(..).map(|(buf, range)| {
-            let (bytes, place) = buf.into_exposed();
-            Piece { bytes, place, mapped: None, range, once: None }
-        }));
+        lent.extend(buffers.bufs.drain(..).map(Lent::new));
         if !map {
             return Ok(());
         }
-        for piece in &mut *pieces {
+        for one in &mut *lent {
             // A placement of another device names an address that means something else here.
-            let home = piece.place.as_ref().filter(|p| p.device == self.device_id);
+            let home = one.place.as_ref().filter(|p| p.device == self.device_id);
             let home = home.map(|p| p.addr);
-            match self.device.dma_map(&piece.bytes, home) {
+            match self.device.dma_map(&one.bytes, home) {
                 Ok(addr) => {
-                    piece.mapped = Some(addr);
+                    one.mapped = Some(addr);
                     if home.is_none() {
                         let device = self.device_id;
-                        piece.place = Some(Box::new(Placement { device, addr, local: None }));
+                        one.place = Some(Box::new(Placement { device, addr, local: None }));
                     }
                 }
                 Err(e) => {
                     // No key was ever made for these: the proof is that nothing happened.
-                    for piece in pieces.drain(..) {
-                        self.give_back(piece, Fenced::mint(), buffers);
-                    }
+                    let lost = self.give_back(lent, Fenced::mint, &mut buffers.bufs);
+                    buffers.forget(&lost);
                     return Err(e);
                 }
             }
@@ -229,15 +228,32 @@ impl<D: Device> Engine<D> {
         Ok(())
     }
 
-    /// Ends the device's loan and returns the CPU's view. False if the device did not let go: the
-    /// memory is then leaked on purpose, for it may still be reached, and counted.
+    /// Ends the device's loans and returns the CPU's view of each buffer; `proof` is asked for
+    /// every one. Answers which of them the device did not let go of: their memory is leaked on
+    /// purpose, for it may still be reached, and counted.
     #[inline]
-    pub(crate) fn give_back(&mut self, piece: Piece, proof: Fenced, back: &mut Buffers) -> bool {
-        let Piece { bytes, place, mapped, range, once } = piece;
-        if let Some(mr) = once
-            && let Err(e) = self.dereg_mr(mr)
+    pub(crate) fn give_back(
+        &mut self,
+        lent: &mut Vec<Lent>,
+        proof: impl Fn() -> Fenced,
+        back: &mut Bufs,
+    ) -> Vec<usize> {
+        let mut lost = vec![];
+        for (index, one) in lent.drain(..).enumerate() {
+            match self.end_loan(one, proof()) {
+                Some(buf) => back.push(buf),
+                None => lost.push(index),
+            }
+        }
+        lost
+    }
+
+    #[inline]
+    fn end_loan(&mut self, lent: Lent, proof: Fenced) -> Option<DmaBuf> {
+        let Lent { bytes, place, mapped, once } = lent;
+        if !once.is_empty()
+            && let Err(e) = self.end_once(&once)
         {
-            self.strays.push(Stray::Sink(mr));
             return self.keep((bytes, place), Some(e));
         }
         let unmapped = match mapped {
@@ -246,30 +262,40 @@ impl<D: Device> Engine<D> {
         };
         match unmapped {
             Ok(unmapped) => match bytes.into_buf(unmapped, place) {
-                Ok(buf) => {
-                    back.push(buf, range);
-                    true
-                }
+                Ok(buf) => Some(buf),
                 Err(kept) => self.keep(kept, None),
             },
             Err((e, _)) => self.keep((bytes, place), Some(e)),
         }
     }
 
-    /// Leaks bytes that may still be reached. False, as `give_back` answers.
+    /// Ends the MRs of one operation over one buffer. Those that do not end are strays.
+    #[cold]
+    fn end_once(&mut self, mrs: &[MrId]) -> Result<(), DeviceError> {
+        let mut ended = Ok(());
+        for &mr in mrs {
+            if let Err(e) = self.dereg_mr(mr) {
+                self.strays.push(Stray::Sink(mr));
+                ended = Err(e);
+            }
+        }
+        ended
+    }
+
+    /// Leaks bytes that may still be reached. Nothing comes back, as `end_loan` answers.
     #[cold]
     fn keep(
         &mut self,
         kept: (ExposedBytes, Option<Box<Placement>>),
         why: Option<DeviceError>,
-    ) -> bool {
+    ) -> Option<DmaBuf> {
         let len = kept.0.len() as u64;
         if let Some(e) = why {
             tracing::error!(error = %e, len, "device keeps a mapping; its bytes are leaked");
         }
         std::mem::forget(kept);
         self.stats.bytes_leaked += len;
-        false
+        None
     }
 
     /// A region's key is dead by `rule`; its exposure may be fenced by that.
@@ -353,19 +379,17 @@ impl<D: Device> Engine<D> {
     /// The live set of an exposure is empty: mints the proofs and takes the bytes back.
     fn fence(&mut self, id: ExposureId) {
         let Some(e) = self.slots.exposures.get_mut(id) else { return };
-        let mut pieces = std::mem::take(&mut e.pieces);
-        let mut back = std::mem::take(&mut e.back);
-        let mut whole = true;
-        for piece in pieces.drain(..) {
-            whole &= self.give_back(piece, Fenced::mint(), &mut back);
-        }
-        let bytes = back.iter().map(|(buf, _)| buf.len() as u64).sum();
+        let mut lent = std::mem::take(&mut e.lent);
+        let mut back = std::mem::take(&mut e.buffers.bufs);
+        let lost = self.give_back(&mut lent, Fenced::mint, &mut back);
+        let bytes = back.iter().map(|buf| buf.len() as u64).sum();
         let exposure = id.data().as_ffi();
         self.keys.ledger.write(LedgerEvent::BytesBack { exposure, bytes });
         let Some(e) = self.slots.exposures.get_mut(id) else { return };
         self.stats.fences += u64::from(e.counted);
-        (e.pieces, e.back) = (pieces, back);
-        e.state = if whole { ExposureState::Fenced } else { ExposureState::Held };
+        (e.lent, e.buffers.bufs) = (lent, back);
+        e.buffers.forget(&lost);
+        e.state = if lost.is_empty() { ExposureState::Fenced } else { ExposureState::Held };
         if e.flag.is_abandoned() {
             self.free_abandoned(id);
         }
@@ -492,17 +516,17 @@ impl<D: Device> Engine<D> {
     }
 
     /// The local MR of a lent buffer, made anew unless the buffer carries one of this very PD.
-    pub(crate) fn local_mr(&mut self, piece: &mut Piece) -> Result<(MrId, Lkey), DeviceError> {
-        if let Some(local) = piece.local(&self.domain.queue) {
+    pub(crate) fn local_mr(&mut self, lent: &mut Lent) -> Result<(MrId, Lkey), DeviceError> {
+        if let Some(local) = lent.local(&self.domain.queue) {
             self.stats.local_hits += 1;
             return Ok((local.mr, local.lkey));
         }
-        let Some(place) = piece.place.as_mut() else {
+        let Some(place) = lent.place.as_mut() else {
             return Err(DeviceError::new(Verb::RegMr, errno::EFAULT));
         };
-        let len = piece.bytes.len() as u64;
+        let len = lent.bytes.len() as u64;
         // Local rights only: no peer gets in through it, so it may stay registered.
-        let access = match piece.bytes.is_read_only() {
+        let access = match lent.bytes.is_read_only() {
             true => self.caps.rights_for(Purpose::Source),
             false => self.local_access,
         } | self.ordering;
@@ -510,35 +534,47 @@ impl<D: Device> Engine<D> {
         self.stats.local_registrations += 1;
         self.domain.registered(mr);
         let owner = Arc::clone(&self.domain.queue);
-        place.local = Some(LocalMr { mr, lkey, owner, memory: piece.bytes.lifetime() });
+        place.local = Some(LocalMr { mr, lkey, owner, memory: lent.bytes.lifetime() });
         Ok((mr, lkey))
     }
 
-    /// An MR for one RDMA READ into a lent buffer: on iWARP the peer's response comes as an RDMA
-    /// WRITE, so the sink must grant remote write. It covers the bytes of the read alone and ends
-    /// with it.
-    pub(crate) fn sink_mr(&mut self, piece: &mut Piece) -> Result<Lkey, DeviceError> {
-        let base = piece.mapped.ok_or(DeviceError::new(Verb::RegMr, errno::EFAULT))?;
-        let addr = DmaAddr(base.0 + piece.range.start as u64);
-        let (len, access) =
-            (piece.range.len() as u64, self.caps.rights_for(Purpose::ReadSink) | self.ordering);
-        let keys = self.device.reg_mr(self.pd, addr, len, access)?;
-        piece.once = Some(keys.mr);
+    /// An MR for one RDMA READ into a range of a lent buffer: on iWARP the peer's response comes as
+    /// an RDMA WRITE, so the sink must grant remote write. It covers the bytes of the read alone
+    /// and ends with it.
+    pub(crate) fn sink_mr(
+        &mut self,
+        lent: &mut Lent,
+        range: &Range<usize>,
+    ) -> Result<Lkey, DeviceError> {
+        let lkey = self.mr_once(lent, range, Purpose::ReadSink)?;
         self.stats.sink_registrations += 1;
-        Ok(keys.lkey)
+        Ok(lkey)
     }
 
-    /// An MR for one operation over the bytes of a lent buffer that it needs, where the device has
-    /// no room for the whole buffer. It ends with the operation.
-    pub(crate) fn range_mr(&mut self, piece: &mut Piece) -> Result<Lkey, DeviceError> {
-        let base = piece.mapped.ok_or(DeviceError::new(Verb::RegMr, errno::EFAULT))?;
-        let addr = DmaAddr(base.0 + piece.range.start as u64);
-        let purpose = if piece.bytes.is_read_only() { Purpose::Source } else { Purpose::Receive };
-        let (len, access) =
-            (piece.range.len() as u64, self.caps.rights_for(purpose) | self.ordering);
-        let keys = self.device.reg_mr(self.pd, addr, len, access)?;
-        piece.once = Some(keys.mr);
+    /// An MR for one operation over a range of a lent buffer that it needs, where the device has no
+    /// room for the whole buffer. It ends with the operation.
+    pub(crate) fn range_mr(
+        &mut self,
+        lent: &mut Lent,
+        range: &Range<usize>,
+    ) -> Result<Lkey, DeviceError> {
+        let purpose = if lent.bytes.is_read_only() { Purpose::Source } else { Purpose::Receive };
+        let lkey = self.mr_once(lent, range, purpose)?;
         self.stats.range_registrations += 1;
+        Ok(lkey)
+    }
+
+    fn mr_once(
+        &mut self,
+        lent: &mut Lent,
+        range: &Range<usize>,
+        purpose: Purpose,
+    ) -> Result<Lkey, DeviceError> {
+        let base = lent.mapped.ok_or(DeviceError::new(Verb::RegMr, errno::EFAULT))?;
+        let addr = DmaAddr(base.0 + range.start as u64);
+        let access = self.caps.rights_for(purpose) | self.ordering;
+        let keys = self.device.reg_mr(self.pd, addr, range.len() as u64, access)?;
+        lent.once.push(keys.mr);
         Ok(keys.lkey)
     }
 
@@ -564,39 +600,17 @@ impl<D: Device> Engine<D> {
     /// Ends a read or write whose WRs are all retired: its buffers are nobody else's any more.
     pub(crate) fn finish_local(&mut self, id: LocalId) {
         let Some(op) = self.slots.locals.get_mut(id) else { return };
-        let mut pieces = std::mem::take(&mut op.pieces);
-        let mut back = std::mem::take(&mut op.back);
-        for piece in pieces.drain(..) {
-            self.give_back(piece, Fenced::mint(), &mut back);
-        }
+        let mut lent = std::mem::take(&mut op.lent);
+        let mut back = std::mem::take(&mut op.buffers.bufs);
+        let lost = self.give_back(&mut lent, Fenced::mint, &mut back);
         let Some(op) = self.slots.locals.get_mut(id) else { return };
-        (op.pieces, op.back) = (pieces, back);
+        (op.lent, op.buffers.bufs) = (lent, back);
+        op.buffers.forget(&lost);
         op.done = true;
         if op.flag.is_abandoned() {
             self.slots.free_local(id);
         }
     }
-}
-
-/// The parts of `pieces` that the payload bytes `range` lie in, of which none lies before `from`:
-/// index of the piece, and bytes of its buffer.
-pub(crate) fn spans(
-    pieces: &[Piece],
-    from: Place,
-    range: Range<u64>,
-) -> impl Iterator<Item = (usize, Range<usize>)> + '_ {
-    let Place { piece: first, mut start } = from.seek(pieces, range.start);
-    pieces.iter().enumerate().skip(first).map_while(move |(i, p)| {
-        let end = start + p.range.len() as u64;
-        let from = range.start.max(start);
-        let to = range.end.min(end);
-        let hit = (from < to).then(|| {
-            let at = p.range.start + (from - start) as usize;
-            (i, at..at + (to - from) as usize)
-        });
-        start = end;
-        hit
-    })
 }
 
 /// Parents of windows need one right more; nobody else gets it.

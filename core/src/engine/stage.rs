@@ -1,11 +1,12 @@
 //! From wishes to WRs: checks a batch, stages it, builds the chain, and takes back what was not
 //! posted.
 
-use super::exposure::{Exposure, ExposureId, ExposureState, LocalId, Part, Piece, Place, Windows};
+use super::Engine;
+use super::buffers::{Lent, Place, by_buffer, spans};
+use super::exposure::{Exposure, ExposureId, ExposureState, LocalId, Part, Windows};
 use super::keys::{KeyState, Region, RegionKind};
 use super::ledger::Rule;
 use super::ring::{RingOp, Run};
-use super::{Engine, spans};
 use crate::device::{
     Device, DeviceError, DeviceErrorKind, FastMrKind, PageEntry, Payload, PostError, Verb, Wr,
     WrChain, WrOp, errno,
@@ -46,11 +47,13 @@ impl<D: Device> Engine<D> {
         shapes.clear();
         let page = u64::from(self.caps.page_size);
         if let Some(e) = self.slots.exposures.get(id) {
-            shapes.extend(e.pieces.iter().map(|p| {
-                // A bounced piece is copied to the start of a page.
-                let addr = p.mapped.map_or(0, |a| a.0 + p.range.start as u64);
-                SegShape { page_offset: (addr % page) as u32, len: p.range.len() as u64 }
-            }));
+            for (pieces, lent) in by_buffer(&e.buffers.pieces, &e.lent) {
+                shapes.extend(pieces.iter().map(|p| {
+                    // A bounced piece is copied to the start of a page.
+                    let addr = lent.mapped.map_or(0, |a| a.0 + p.range.start as u64);
+                    SegShape { page_offset: (addr % page) as u32, len: p.range.len() as u64 }
+                }));
+            }
         }
         shapes
     }
@@ -121,14 +124,19 @@ impl<D: Device> Engine<D> {
     #[inline(never)]
     fn stage_each(&mut self, id: ExposureId, each: &[RegionId]) -> bool {
         let Some(e) = self.slots.exposures.get_mut(id) else { return false };
-        let Exposure { pieces, regions, windows, segments, grant, .. } = &mut **e;
+        let Exposure { buffers, lent, regions, windows, segments, grant, .. } = &mut **e;
+        let pieces = &buffers.pieces[..];
         if !self.arenas.is_empty() || !regions.is_empty() || each.len() != pieces.len() {
             return false;
         }
-        let parents = pieces.iter().map(|p| p.local(&self.domain.queue).map(|l| l.mr));
-        for (slot, parent) in windows.mrs.iter_mut().zip(parents) {
-            let Some(mr) = parent else { return false };
-            *slot = mr;
+        let mut parents = &mut windows.mrs[..];
+        for (pieces, lent) in by_buffer(pieces, lent) {
+            let Some(local) = lent.local(&self.domain.queue) else { return false };
+            let Some((of_buffer, rest)) = parents.split_at_mut_checked(pieces.len()) else {
+                return false;
+            };
+            of_buffer.fill(local.mr);
+            parents = rest;
         }
         let slots = windows.names.iter_mut().zip(&mut windows.mws);
         let staged = self.keys.stage_in_step(id, each.iter().zip(slots));
@@ -140,10 +148,15 @@ impl<D: Device> Engine<D> {
         }
         regions.extend_from_slice(each);
         let (grant, epoch) = (*grant, self.epoch);
-        segments.extend(windows.names.iter().zip(&*pieces).map(|(name, piece)| {
-            let addr = piece.mapped.map_or(0, |a| a.0) + piece.range.start as u64;
-            Segment { rkey: name.rkey, addr, len: piece.range.len() as u64, grant, epoch }
-        }));
+        let mut names = &windows.names[..];
+        for (pieces, lent) in by_buffer(pieces, lent) {
+            let base = lent.mapped.map_or(0, |a| a.0);
+            segments.extend(names.iter().zip(pieces).map(|(name, piece)| {
+                let (addr, len) = (base + piece.range.start as u64, piece.range.len() as u64);
+                Segment { rkey: name.rkey, addr, len, grant, epoch }
+            }));
+            names = names.get(pieces.len()..).unwrap_or_default();
+        }
         let count = each.len();
         e.open += count;
         e.staged += count;
@@ -166,7 +179,7 @@ impl<D: Device> Engine<D> {
         let (mut at, mut next, mut made_for) = (Place::default(), 0, None);
         loop {
             let Some(e) = self.slots.exposures.get_mut(id) else { return Err(NOT_COVERED) };
-            let Exposure { pieces, regions, parts, segments, grant, .. } = &mut **e;
+            let Exposure { buffers, lent, regions, parts, segments, grant, .. } = &mut **e;
             let without_parent = loop {
                 let Some(wish) = wishes.get(next) else { return Ok(()) };
                 let Wish::Register(region, bytes) = wish else {
@@ -178,14 +191,15 @@ impl<D: Device> Engine<D> {
                 if bytes.start >= bytes.end || bytes.end > segs.total() {
                     return lie("strategy named bytes outside the exposure");
                 }
-                at = at.seek(pieces, bytes.start);
-                let Some(piece) = pieces.get(at.piece) else { return Err(NOT_COVERED) };
+                at = at.seek(&buffers.pieces, bytes.start);
+                let Some(piece) = buffers.pieces.get(at.piece) else { return Err(NOT_COVERED) };
+                let Some(lent) = lent.get(piece.buf) else { return Err(NOT_COVERED) };
                 if let RegionKind::Window { .. } = staging.region().kind {
                     if bytes.end - at.start > piece.range.len() as u64 {
                         return lie(TOO_MUCH);
                     }
-                    if piece.local(&self.domain.queue).is_none() {
-                        break at.piece;
+                    if lent.local(&self.domain.queue).is_none() {
+                        break piece.buf;
                     }
                     self.stats.local_hits += u64::from(made_for != Some(next));
                 } else {
@@ -196,7 +210,7 @@ impl<D: Device> Engine<D> {
                         "strategy wished to register a region whose key is not proven dead",
                     );
                 };
-                let base = piece.mapped.map_or(0, |a| a.0 + piece.range.start as u64);
+                let base = lent.mapped.map_or(0, |a| a.0 + piece.range.start as u64);
                 let (addr, len) = (base + (bytes.start - at.start), bytes.end - bytes.start);
                 regions.push(*region);
                 parts.push(Part { bytes: bytes.clone(), at });
@@ -210,17 +224,17 @@ impl<D: Device> Engine<D> {
 
     /// A window needs its parent registered before it can be bound.
     #[cold]
-    fn make_parent(&mut self, id: ExposureId, piece: usize) -> Result<(), DeviceError> {
+    fn make_parent(&mut self, id: ExposureId, buf: usize) -> Result<(), DeviceError> {
         let Some(e) = self.slots.exposures.get_mut(id) else { return Ok(()) };
-        let mut pieces = std::mem::take(&mut e.pieces);
-        let made = match pieces.get_mut(piece) {
+        let mut lent = std::mem::take(&mut e.lent);
+        let made = match lent.get_mut(buf) {
             // The kernel counts the binding of windows among the rights to write.
-            Some(p) if p.bytes.is_read_only() => Err(DeviceError::new(Verb::RegMr, errno::EACCES)),
-            Some(piece) => self.local_mr(piece).map(drop),
+            Some(l) if l.bytes.is_read_only() => Err(DeviceError::new(Verb::RegMr, errno::EACCES)),
+            Some(l) => self.local_mr(l).map(drop),
             None => Ok(()),
         };
         if let Some(e) = self.slots.exposures.get_mut(id) {
-            e.pieces = pieces;
+            e.lent = lent;
         }
         made
     }
@@ -231,7 +245,8 @@ impl<D: Device> Engine<D> {
         let arenas = &self.arenas;
         let keys = &self.keys;
         let Some(e) = self.slots.exposures.get_mut(id) else { return };
-        let (pieces, grant, segments) = (&e.pieces, e.grant, &mut e.segments);
+        let (lent, grant, segments) = (&e.lent, e.grant, &mut e.segments);
+        let pieces = &e.buffers.pieces;
         segments.clear();
         for (part, region) in e.parts.iter().zip(&e.regions) {
             let Some(r) = keys.get(*region) else { continue };
@@ -241,7 +256,7 @@ impl<D: Device> Engine<D> {
                 }
                 _ => spans(pieces, part.at, part.bytes.clone())
                     .next()
-                    .and_then(|(i, s)| pieces[i].mapped.map(|a| a.0 + s.start as u64))
+                    .and_then(|(i, s)| Some(lent.get(i)?.mapped?.0 + s.start as u64))
                     .unwrap_or(0),
             };
             let mut len = part.bytes.end - part.bytes.start;
@@ -608,16 +623,16 @@ fn registration(
         RegionKind::Fast { mr, .. } => mr,
         RegionKind::Window { mw } => {
             let piece = e.parts.get(k).map_or(k, |part| part.at.piece);
-            let mr = e.pieces.get(piece).and_then(Piece::parent)?;
+            let mr = e.lent_at(piece).and_then(Lent::parent)?;
             let access = e.grant.access() & Access::REMOTE;
             return Some(WrOp::BindMw { mw, rkey, mr, addr: DmaAddr(seg.addr), len, access });
         }
         RegionKind::Ordinary { .. } | RegionKind::Bounce { .. } => return None,
     };
     let part = e.parts.get(k)?;
-    let runs = spans(&e.pieces, part.at, part.bytes.clone());
+    let runs = spans(&e.buffers.pieces, part.at, part.bytes.clone());
     let pages = chain.add_pages(runs.flat_map(|(i, s)| {
-        let base = e.pieces[i].mapped.map_or(0, |a| a.0);
+        let base = e.lent.get(i).and_then(|l| l.mapped).map_or(0, |a| a.0);
         page_entries(base + s.start as u64, s.len() as u64, page)
     }));
     let mut access = e.grant.access() | ordering;

@@ -271,7 +271,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             .collect();
         for id in open {
             if let Some(body) = self.eng.slots.exposures.remove(id) {
-                let bytes: u64 = body.pieces.iter().map(|p| p.bytes.len() as u64).sum();
+                let bytes: u64 = body.lent.iter().map(|p| p.bytes.len() as u64).sum();
                 tracing::error!(bytes, "an exposure is leaked: its keys could not be destroyed");
                 self.eng.stats.bytes_leaked += bytes;
                 std::mem::forget(body);
@@ -281,7 +281,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             let ids: Vec<_> = self.eng.slots.locals.keys().collect();
             for id in ids {
                 if let Some(body) = self.eng.slots.locals.remove(id) {
-                    let bytes = body.pieces.iter().map(|p| p.bytes.len() as u64);
+                    let bytes = body.lent.iter().map(|p| p.bytes.len() as u64);
                     self.eng.stats.bytes_leaked += bytes.sum::<u64>();
                     std::mem::forget(body);
                 }

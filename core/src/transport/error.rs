@@ -1,7 +1,8 @@
 //! Errors of a transport; each says what to do and hands back what it was given.
 
 use crate::device::{DeviceError, OrderingConflict, PostError, QpCaps, WcError};
-use crate::engine::exposure::{Buffers, Exposed, LocalOp, RemoteAccess};
+use crate::engine::buffers::Buffers;
+use crate::engine::exposure::{Exposed, LocalOp, RemoteAccess};
 use crate::error::{ApiMisuse, Bug, Disposition};
 use crate::mem::AllocError;
 use crate::memreg::{MapError, Poison, Reject};
@@ -192,16 +193,35 @@ pub enum Refusal {
     /// No buffer was given.
     #[error("the buffer list is empty")]
     Empty,
+    /// A buffer was given without a range.
+    #[error("no range of buffer {buffer} is named")]
+    NoRanges {
+        /// Which buffer of the list.
+        buffer: usize,
+    },
     /// A range has no bytes.
     #[error("length is zero (item {index})")]
     ZeroLength {
-        /// Which item of the list.
+        /// Which range of the list.
         index: usize,
+    },
+    /// A range begins before the end of the one before it in the same buffer.
+    #[error(
+        "item {index} begins at byte {start} of its buffer and the item before it ends at byte \
+         {end}; the ranges of a buffer ascend and do not overlap"
+    )]
+    Overlap {
+        /// Which range of the list.
+        index: usize,
+        /// Where it begins.
+        start: usize,
+        /// Where the item before it ends.
+        end: usize,
     },
     /// A range ends past its buffer.
     #[error("item {index} ends at byte {end} of a buffer of {len}")]
     OutOfRange {
-        /// Which item of the list.
+        /// Which range of the list.
         index: usize,
         /// Where it ends.
         end: usize,
@@ -211,7 +231,7 @@ pub enum Refusal {
     /// The memory is mapped for reading only.
     #[error("memory is read-only (item {index}), and {what} needs the right to write")]
     ReadOnly {
-        /// Which item of the list.
+        /// Which range of the list.
         index: usize,
         /// What was asked of it.
         what: &'static str,

@@ -2,10 +2,12 @@
 
 use super::error::{BufferError, DownCause, ReclaimError, ReclaimRefusal, Refusal};
 use super::exchange::ReplyToken;
+use super::parts;
 use super::{State, Transport};
 use crate::device::Device;
+use crate::engine::buffers::Buffers;
 use crate::engine::control::{Ctl, Scope};
-use crate::engine::exposure::{Awaited, Buffers, Exposed, ExposureId, ExposureState};
+use crate::engine::exposure::{Awaited, Exposed, ExposureId, ExposureState};
 use crate::engine::keys::KeyState;
 use crate::engine::stage::BadMap;
 use crate::error::ApiMisuse;
@@ -58,20 +60,15 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         let bounced = !self.eng.arenas.is_empty();
         let (id, flag) = self.eng.slots.new_exposure(grant);
         let slot = self.eng.slots.exposures.get_mut(id);
-        let mut pieces = slot.map(|e| std::mem::take(&mut e.pieces)).unwrap_or_default();
-        let lent = self.eng.lend(&mut buffers, &mut pieces, !bounced);
-        if let Some(e) = self.eng.slots.exposures.get_mut(id) {
-            e.pieces = pieces;
-            // Held by this call, so that no event below can fence it half-made.
-            e.open = 1;
-        }
-        if let Err(e) = lent {
+        let mut lent = slot.map(|e| std::mem::take(&mut e.lent)).unwrap_or_default();
+        if let Err(e) = self.eng.lend(&mut buffers, &mut lent, !bounced) {
             self.eng.slots.free_exposure(id);
             return Err(BufferError { buffers, why: Refusal::Device(e) });
         }
         if let Some(e) = self.eng.slots.exposures.get_mut(id) {
-            // For the way back: the list is empty, and its memory is large enough.
-            e.back = buffers;
+            (e.lent, e.buffers) = (lent, buffers);
+            // Held by this call, so that no event below can fence it half-made.
+            e.open = 1;
         }
         match self.map(id) {
             Ok(()) => {
@@ -150,34 +147,26 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             self.poison(DownCause::Strategy(Poison("it broke the contract of map")));
         }
         self.deliver();
-        let state = self.eng.slots.exposures.get_mut(id);
-        let buffers = state.map(|e| std::mem::take(&mut e.back)).unwrap_or_default();
-        if self.eng.slots.exposures.get(id).is_some_and(|e| e.open > 0) {
-            // A key would not die: whoever fences the bytes frees them, for nobody holds a handle.
-            drop(Exposed { transport: self.eng.id, id, flag: Some(flag) });
-        } else {
-            self.eng.free_exposure(id);
+        match self.eng.slots.exposures.get_mut(id) {
+            Some(e) if e.open > 0 => {
+                // A key would not die: whoever fences the bytes frees them, for nobody holds a
+                // handle.
+                drop(Exposed { transport: self.eng.id, id, flag: Some(flag) });
+                BufferError { buffers: Buffers::new(), why }
+            }
+            e => {
+                let buffers = e.map(|e| std::mem::take(&mut e.buffers)).unwrap_or_default();
+                self.eng.free_exposure(id);
+                BufferError { buffers, why }
+            }
         }
-        BufferError { buffers, why }
     }
 
     fn check_list(&self, buffers: &Buffers, grant: Grant) -> Result<(), Refusal> {
-        if buffers.0.is_empty() {
-            return Err(Refusal::Empty);
-        }
-        let mut need = 0u64;
-        for (index, (buf, range)) in buffers.0.iter().enumerate() {
-            if range.start >= range.end {
-                return Err(Refusal::ZeroLength { index });
-            }
-            if buf.is_read_only() {
-                self.check_read_only(index, grant)?;
-            }
-            if range.end > buf.len() {
-                return Err(Refusal::OutOfRange { index, end: range.end, len: buf.len() });
-            }
-            need = need.saturating_add((range.end - range.start) as u64);
-        }
+        let need = parts::check(buffers, |index, buf| match buf.is_read_only() {
+            true => self.check_read_only(index, grant),
+            false => Ok(()),
+        })?;
         let limit = self.eng.limits.max_payload_bytes;
         if need > limit {
             return Err(Refusal::TooLong { need, limit });
@@ -451,9 +440,9 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             // Of a held one, what the device did let go of.
             Some(e)
                 if e.state == ExposureState::Fenced
-                    || e.state == ExposureState::Held && !e.back.0.is_empty() =>
+                    || e.state == ExposureState::Held && !e.buffers.bufs.is_empty() =>
             {
-                let back = std::mem::take(&mut e.back);
+                let back = std::mem::take(&mut e.buffers);
                 let id = exposed.id;
                 drop(exposed.disarm());
                 self.eng.free_exposure(id);

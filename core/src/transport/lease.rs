@@ -3,7 +3,8 @@
 use super::error::{BufferError, Refusal};
 use super::{State, Transport};
 use crate::device::Device;
-use crate::engine::exposure::{Buffers, Exposed, ExposureId, ExposureState};
+use crate::engine::buffers::Buffers;
+use crate::engine::exposure::{Exposed, ExposureId, ExposureState};
 use crate::error::ApiMisuse;
 use crate::memreg::MemReg;
 use crate::types::{Grant, Tick};

@@ -1,14 +1,15 @@
 //! The initiator's side: read and write between a local buffer and a segment of the peer.
 
-use super::Transport;
 use super::error::{AccessError, BufferError, Refusal, TakeError, TakeRefusal};
+use super::{Transport, parts};
 use crate::device::{Device, DeviceError, Payload, Purpose, Sge, Span, WrOp};
-use crate::engine::exposure::{Buffers, LocalId, LocalOp, Piece, RemoteAccess};
+use crate::engine::buffers::{Buffers, Lent, Piece};
+use crate::engine::exposure::{LocalId, LocalOp, RemoteAccess};
 use crate::engine::ring::RingOp;
 use crate::error::ApiMisuse;
 use crate::mem::Fenced;
 use crate::memreg::MemReg;
-use crate::types::{Access, DmaAddr, Grant, Rkey, Segment};
+use crate::types::{Access, DmaAddr, Grant, Lkey, Rkey, Segment};
 use smallvec::SmallVec;
 
 /// A finished read or write.
@@ -171,7 +172,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         };
         let cuts = self.cut(&sges, runs, write);
         if let Some(op) = self.eng.slots.locals.get_mut(id) {
-            op.back = buffers;
+            op.buffers = buffers;
             op.open = cuts.len();
         }
         self.chain_access(id, &what, &cuts);
@@ -201,22 +202,10 @@ impl<D: Device, S: MemReg> Transport<D, S> {
                 return Err(Refusal::WrongGrant(word));
             }
         }
-        if buffers.0.is_empty() {
-            return Err(Refusal::Empty);
-        }
-        let mut len = 0u64;
-        for (index, (buf, range)) in buffers.0.iter().enumerate() {
-            if range.start >= range.end {
-                return Err(Refusal::ZeroLength { index });
-            }
-            if !write && buf.is_read_only() {
-                return Err(Refusal::ReadOnly { index, what: "a read into it" });
-            }
-            if range.end > buf.len() {
-                return Err(Refusal::OutOfRange { index, end: range.end, len: buf.len() });
-            }
-            len = len.saturating_add((range.end - range.start) as u64);
-        }
+        let len = parts::check(buffers, |index, buf| match !write && buf.is_read_only() {
+            true => Err(Refusal::ReadOnly { index, what: "a read into it" }),
+            false => Ok(()),
+        })?;
         let runs = runs(segments, offset, len)?;
         let first = runs.first().copied();
         let (remote_addr, rkey) = first.map_or((0, Rkey::from_bits(0)), |r| (r.addr, r.rkey));
@@ -232,7 +221,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         write: bool,
         one_wr: bool,
     ) -> Result<(), Refusal> {
-        let lens = buffers.0.iter().map(|(_, r)| (r.end - r.start) as u64);
+        let lens = buffers.pieces.iter().map(|p| p.range.len() as u64);
         let sges = lens.clone().map(|n| n.div_ceil(WR_BYTES)).sum::<u64>() as usize;
         let (limit, total) = (self.sges_of_one(write), lens.sum::<u64>());
         if one_wr && (sges > limit || total > WR_BYTES) {
@@ -253,10 +242,11 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         (if write { c.max_sge } else { c.max_sge.min(c.max_sge_rd) }).max(1) as usize
     }
 
-    /// SGEs over the buffers, each with the key of its own local MR.
+    /// SGEs over the ranges, each with the key of its buffer's own local MR.
     fn sges(
         &mut self,
-        pieces: &mut [Piece],
+        pieces: &[Piece],
+        lent: &mut [Lent],
         runs: &Runs,
         write: bool,
     ) -> Result<Sges, DeviceError> {
@@ -266,31 +256,47 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         let mut sges = Sges::new();
         let mut remote = runs.iter().map(|r| r.len);
         let mut left = remote.next().unwrap_or(0);
-        for piece in pieces {
-            let lkey = match once {
-                true => self.eng.sink_mr(piece)?,
-                false => match self.eng.local_mr(piece) {
-                    Ok((_, lkey)) => lkey,
-                    Err(e) if e.is_no_room() && piece.range.len() < piece.bytes.len() => {
-                        self.eng.range_mr(piece)?
+        // No buffer is without a range, and its ranges are neighbours.
+        for (pieces, lent) in pieces.chunk_by(|a, b| a.buf == b.buf).zip(lent) {
+            let whole = if once { None } else { self.whole_lkey(pieces, lent)? };
+            let base = lent.mapped.map_or(0, |a| a.0);
+            for Piece { range, .. } in pieces {
+                let lkey = match whole {
+                    Some(lkey) => lkey,
+                    None if once => self.eng.sink_mr(lent, range)?,
+                    None => self.eng.range_mr(lent, range)?,
+                };
+                let mut at = range.start as u64;
+                let end = range.end as u64;
+                while at < end {
+                    if left == 0 {
+                        left = remote.next().unwrap_or(u64::MAX);
                     }
-                    Err(e) => return Err(e),
-                },
-            };
-            let base = piece.mapped.map_or(0, |a| a.0);
-            let mut at = piece.range.start as u64;
-            let end = piece.range.end as u64;
-            while at < end {
-                if left == 0 {
-                    left = remote.next().unwrap_or(u64::MAX);
+                    let len = (end - at).min(WR_BYTES).min(left);
+                    left -= len;
+                    sges.push(Sge { addr: DmaAddr(base + at), len: len as u32, lkey });
+                    at += len;
                 }
-                let len = (end - at).min(WR_BYTES).min(left);
-                left -= len;
-                sges.push(Sge { addr: DmaAddr(base + at), len: len as u32, lkey });
-                at += len;
             }
         }
         Ok(sges)
+    }
+
+    /// The key of a buffer's local MR; `None` if the device has no room for the whole buffer, of
+    /// which only a part is needed.
+    fn whole_lkey(
+        &mut self,
+        pieces: &[Piece],
+        lent: &mut Lent,
+    ) -> Result<Option<Lkey>, DeviceError> {
+        match self.eng.local_mr(lent) {
+            Ok((_, lkey)) => Ok(Some(lkey)),
+            Err(e) => {
+                let needed: usize = pieces.iter().map(|p| p.range.len()).sum();
+                let less = e.is_no_room() && needed < lent.bytes.len();
+                if less { Ok(None) } else { Err(e) }
+            }
+        }
     }
 
     /// Cuts the SGEs into WRs that the device takes, and puts them into the chain's table.
@@ -350,7 +356,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         let mut buffers = Buffers::new();
         self.eng.finish_local(id);
         if let Some(op) = self.eng.slots.locals.get_mut(id) {
-            buffers = std::mem::take(&mut op.back);
+            buffers = std::mem::take(&mut op.buffers);
         }
         self.eng.slots.free_local(id);
         Some(BufferError { buffers, why })
@@ -365,16 +371,15 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         write: bool,
     ) -> Result<Sges, DeviceError> {
         let slot = self.eng.slots.locals.get_mut(id);
-        let mut pieces = slot.map(|op| std::mem::take(&mut op.pieces)).unwrap_or_default();
-        let lent = self.eng.lend(buffers, &mut pieces, true);
-        let sges = lent.and_then(|()| self.sges(&mut pieces, runs, write)).inspect_err(|_| {
-            for piece in pieces.drain(..) {
-                // Nothing was posted: no WR names these bytes.
-                self.eng.give_back(piece, Fenced::mint(), buffers);
-            }
+        let mut lent = slot.map(|op| std::mem::take(&mut op.lent)).unwrap_or_default();
+        self.eng.lend(buffers, &mut lent, true)?;
+        let sges = self.sges(&buffers.pieces, &mut lent, runs, write).inspect_err(|_| {
+            // Nothing was posted: no WR names these bytes.
+            let lost = self.eng.give_back(&mut lent, Fenced::mint, &mut buffers.bufs);
+            buffers.forget(&lost);
         });
         if let Some(op) = self.eng.slots.locals.get_mut(id) {
-            op.pieces = pieces;
+            op.lent = lent;
         }
         sges
     }
@@ -395,7 +400,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             let why = TakeRefusal::Running { open: body.open };
             return Err(TakeError { op, why });
         }
-        let buffers = std::mem::take(&mut body.back);
+        let buffers = std::mem::take(&mut body.buffers);
         let what = body.what;
         let result = match body.failed {
             None => Ok(what.len),

@@ -25,12 +25,14 @@ mod exchange;
 mod expose;
 mod lease;
 mod local;
+mod parts;
 mod poisoned;
 mod queue_pair;
 mod shared_pd;
 mod wait;
 
-pub use crate::engine::exposure::{Buffers, Exposed, ExposureState, LocalOp, RemoteAccess};
+pub use crate::engine::buffers::{Buffers, IntoIter};
+pub use crate::engine::exposure::{Exposed, ExposureState, LocalOp, RemoteAccess};
 pub use crate::engine::ledger::{KeyEvent, Ledger, LedgerEntry, LedgerEvent, Rule};
 pub use crate::engine::stats::Stats;
 pub use complete::Progress;
