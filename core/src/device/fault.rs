@@ -516,17 +516,17 @@ impl<D: Device> Device for Faulty<D> {
         let verb = Verb::PostSend;
         self.gate(verb).map_err(|cause| PostError { posted: 0, cause })?;
         let mut plan = self.plan.lock();
-        let refusal = if chain.wrs().is_empty() { None } else { plan.refusal() };
+        let refusal = if chain.is_empty() { None } else { plan.refusal() };
         let swallow = plan.swallow_late_sends;
         drop(plan);
         if swallow && self.inner.qp_state(qp) == Ok(QpState::Err) {
-            self.plan.lock().counts.sends_swallowed += chain.wrs().len() as u64;
+            self.plan.lock().counts.sends_swallowed += chain.len() as u64;
             return Ok(());
         }
         let Some(PostRefusal { accept, errno, .. }) = refusal else {
             return self.inner.post_send(qp, chain);
         };
-        let posted = accept.min(chain.wrs().len().saturating_sub(1));
+        let posted = accept.min(chain.len().saturating_sub(1));
         let mut prefix = chain.clone();
         prefix.truncate(posted);
         let mut plan = self.plan.lock();
@@ -623,7 +623,7 @@ mod tests {
         let mut all = WrChain::new();
         for i in 0..n {
             let one = chain(i, true, |c| send(c, b""));
-            all.push(one.wrs()[0]);
+            one.iter().for_each(|wr| all.push(wr));
         }
         all
     }

@@ -5,6 +5,7 @@
 
 mod any;
 mod caps;
+mod chain;
 pub mod device_memory;
 #[cfg(test)]
 mod differential;
@@ -21,11 +22,12 @@ mod wr;
 
 pub use any::AnyDevice;
 pub use caps::{Caps, Purpose, TransportKind};
+pub use chain::WrChain;
+pub(crate) use chain::{WindowKey, WindowRun};
 pub use error::{DeviceError, DeviceErrorKind, LimitInfo, MemoryUse, PostError, Verb, errno};
 pub use ordering::{OrderingConflict, OrderingPlan, RelaxedOrdering};
 pub use wr::{
-    PageEntry, Payload, QpState, RecvWr, Sge, Span, Wc, WcError, WcStatus, WcSuccess, Wr, WrChain,
-    WrOp,
+    PageEntry, Payload, QpState, RecvWr, Sge, Span, Wc, WcError, WcStatus, WcSuccess, Wr, WrOp,
 };
 
 // The impl that `enum_dispatch` writes below names these.

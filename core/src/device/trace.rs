@@ -190,10 +190,10 @@ impl<D: Device> Device for Traced<D> {
     fn post_send(&self, qp: QpId, chain: &WrChain) -> Result<(), PostError> {
         let result = self.inner.post_send(qp, chain);
         let posted = match &result {
-            Ok(()) => chain.wrs().len(),
+            Ok(()) => chain.len(),
             Err(e) => e.posted,
         };
-        self.trace.write(Call::PostSend(chain.wrs().to_vec(), posted));
+        self.trace.write(Call::PostSend(chain.iter().collect(), posted));
         result
     }
 

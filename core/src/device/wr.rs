@@ -35,7 +35,14 @@ pub struct Span {
 }
 
 impl Span {
-    fn range(self) -> Range<usize> {
+    /// A chain holds fewer than 2^32 entries: its makers are bounded by queue depth and page-list
+    /// length.
+    pub(super) fn between(start: usize, end: usize) -> Span {
+        let to = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        Span { start: to(start), end: to(end) }
+    }
+
+    pub(super) fn range(self) -> Range<usize> {
         self.start as usize..self.end as usize
     }
 
@@ -124,111 +131,6 @@ pub struct Wr {
     pub signaled: bool,
     /// What to do.
     pub op: WrOp,
-}
-
-/// WRs that are posted with one call, in order, and the side tables they point into.
-///
-/// # Cost
-/// Reused: [`clear`](WrChain::clear) keeps the capacity, so a warmed-up chain allocates nothing.
-#[derive(Clone, Debug, Default)]
-pub struct WrChain {
-    wrs: Vec<Wr>,
-    sges: Vec<Sge>,
-    pages: Vec<PageEntry>,
-    inline: Vec<u8>,
-}
-
-impl WrChain {
-    /// An empty chain.
-    #[must_use]
-    pub fn new() -> WrChain {
-        WrChain::default()
-    }
-
-    /// Removes all WRs; keeps the memory.
-    #[inline]
-    pub fn clear(&mut self) {
-        self.wrs.clear();
-        self.sges.clear();
-        self.pages.clear();
-        self.inline.clear();
-    }
-
-    /// Removes all but the first `count` WRs; the side tables stay.
-    pub fn truncate(&mut self, count: usize) {
-        self.wrs.truncate(count);
-    }
-
-    /// The WRs in post order.
-    #[must_use]
-    #[inline]
-    pub fn wrs(&self) -> &[Wr] {
-        &self.wrs
-    }
-
-    /// The WRs, to set ids and signals once all are known.
-    #[inline]
-    pub fn wrs_mut(&mut self) -> &mut [Wr] {
-        &mut self.wrs
-    }
-
-    /// Appends a WR that uses spans of this chain.
-    #[inline]
-    pub fn push(&mut self, wr: Wr) {
-        self.wrs.push(wr);
-    }
-
-    /// Appends WRs that use spans of this chain.
-    #[inline]
-    pub fn extend(&mut self, wrs: impl IntoIterator<Item = Wr>) {
-        self.wrs.extend(wrs);
-    }
-
-    /// Stores SGEs and returns their span.
-    pub fn add_sges(&mut self, sges: impl IntoIterator<Item = Sge>) -> Span {
-        let start = self.sges.len();
-        self.sges.extend(sges);
-        span(start, self.sges.len())
-    }
-
-    /// Stores page-list entries and returns their span.
-    pub fn add_pages(&mut self, pages: impl IntoIterator<Item = PageEntry>) -> Span {
-        let start = self.pages.len();
-        self.pages.extend(pages);
-        span(start, self.pages.len())
-    }
-
-    /// Copies inline bytes and returns their span.
-    pub fn add_inline(&mut self, bytes: &[u8]) -> Span {
-        let start = self.inline.len();
-        self.inline.extend_from_slice(bytes);
-        span(start, self.inline.len())
-    }
-
-    /// The SGEs of a span; empty if the span is not of this chain.
-    #[must_use]
-    pub fn sges(&self, s: Span) -> &[Sge] {
-        self.sges.get(s.range()).unwrap_or(&[])
-    }
-
-    /// The page list of a span; empty if the span is not of this chain.
-    #[must_use]
-    pub fn pages(&self, s: Span) -> &[PageEntry] {
-        self.pages.get(s.range()).unwrap_or(&[])
-    }
-
-    /// The inline bytes of a span; empty if the span is not of this chain.
-    #[must_use]
-    pub fn inline(&self, s: Span) -> &[u8] {
-        self.inline.get(s.range()).unwrap_or(&[])
-    }
-}
-
-/// A chain holds fewer than 2^32 entries: its makers are bounded by queue depth and page-list
-/// length.
-fn span(start: usize, end: usize) -> Span {
-    let to = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-    Span { start: to(start), end: to(end) }
 }
 
 /// A receive: memory for one incoming message.

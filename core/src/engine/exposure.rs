@@ -1,7 +1,7 @@
 //! The slots that hold buffers while something may reach them, and the handles that name the slots.
 
 use super::buffers::{Buffers, Lent, Place};
-use crate::device::WcError;
+use crate::device::{WcError, WindowKey};
 use crate::engine::ledger::KeyName;
 use crate::memreg::{MAX_REGIONS, RegionId};
 use crate::mutants::mutant;
@@ -160,20 +160,22 @@ pub(crate) struct Exposure {
 #[derive(Clone, Debug)]
 pub(crate) struct Windows {
     pub(crate) names: [KeyName; MAX_REGIONS],
-    pub(crate) mws: [MwId; MAX_REGIONS],
-    /// What they are bound onto.
-    pub(crate) mrs: [MrId; MAX_REGIONS],
+    pub(crate) keys: [WindowKey; MAX_REGIONS],
 }
 
 impl Windows {
     fn none() -> Windows {
         let (region, rkey) = (RegionId::null(), Rkey::from_bits(0));
-        let name = KeyName { region, rkey, turn: 0 };
         Windows {
-            names: [name; MAX_REGIONS],
-            mws: [MwId(0); MAX_REGIONS],
-            mrs: [MrId(0); MAX_REGIONS],
+            names: [KeyName { region, rkey, turn: 0 }; MAX_REGIONS],
+            keys: [WindowKey { mw: MwId(0), rkey, mr: MrId(0) }; MAX_REGIONS],
         }
+    }
+
+    /// Some regions of the exposure.
+    #[inline]
+    pub(crate) fn of(&self, range: Range<usize>) -> Option<(&[KeyName], &[WindowKey])> {
+        Some((self.names.get(range.clone())?, self.keys.get(range)?))
     }
 }
 

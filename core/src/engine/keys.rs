@@ -1,7 +1,7 @@
 //! Which keys are live. The only place where a key's state changes, and where the ledger is
 //! written.
 
-use crate::device::FastMrKind;
+use crate::device::{FastMrKind, WindowKey};
 use crate::engine::exposure::ExposureId;
 use crate::engine::ledger::{KeyEvent, KeyName, Ledger, LedgerEvent, Rule};
 use crate::memreg::RegionId;
@@ -307,7 +307,7 @@ impl KeyTable {
     pub(crate) fn stage_in_step<'a>(
         &mut self,
         to: ExposureId,
-        windows: impl Iterator<Item = (&'a RegionId, (&'a mut KeyName, &'a mut MwId))>,
+        windows: impl Iterator<Item = (&'a RegionId, (&'a mut KeyName, &'a mut WindowKey))>,
     ) -> usize {
         let mut keys = 0;
         for (&id, (name, window)) in windows {
@@ -318,7 +318,8 @@ impl KeyTable {
             }
             r.next_key();
             (r.in_step, r.exposure) = (true, Some(to));
-            (*name, *window) = (KeyName { region: id, rkey: r.rkey, turn: r.turn }, mw);
+            *name = KeyName { region: id, rkey: r.rkey, turn: r.turn };
+            (window.mw, window.rkey) = (mw, r.rkey);
             keys += 1;
         }
         self.steps.insert(to, Step { state: KeyState::Staged, keys });

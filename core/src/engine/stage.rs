@@ -3,17 +3,17 @@
 
 use super::Engine;
 use super::buffers::{Lent, Place, by_buffer, spans};
-use super::exposure::{Exposure, ExposureId, ExposureState, LocalId, Part, Windows};
+use super::exposure::{Exposure, ExposureId, ExposureState, LocalId, Part};
 use super::keys::{KeyState, Region, RegionKind};
 use super::ledger::Rule;
-use super::ring::{RingOp, Run};
+use super::ring::RingOp;
 use crate::device::{
-    Device, DeviceError, DeviceErrorKind, FastMrKind, PageEntry, Payload, PostError, Verb, Wr,
-    WrChain, WrOp, errno,
+    Device, DeviceError, DeviceErrorKind, FastMrKind, PageEntry, Payload, PostError, Verb,
+    WindowRun, Wr, WrChain, WrOp, errno,
 };
 use crate::memreg::{Event, MAX_REGIONS, RegionId, SegList, SegShape, Wish, WrBatch};
 use crate::mutants::mutant;
-use crate::types::{Access, DmaAddr, Segment, WrId};
+use crate::types::{Access, DmaAddr, Segment};
 use smallvec::SmallVec;
 use std::ops::Range;
 
@@ -129,16 +129,16 @@ impl<D: Device> Engine<D> {
         if !self.arenas.is_empty() || !regions.is_empty() || each.len() != pieces.len() {
             return false;
         }
-        let mut parents = &mut windows.mrs[..];
+        let mut parents = &mut windows.keys[..];
         for (pieces, lent) in by_buffer(pieces, lent) {
             let Some(local) = lent.local(&self.domain.queue) else { return false };
             let Some((of_buffer, rest)) = parents.split_at_mut_checked(pieces.len()) else {
                 return false;
             };
-            of_buffer.fill(local.mr);
+            of_buffer.iter_mut().for_each(|window| window.mr = local.mr);
             parents = rest;
         }
-        let slots = windows.names.iter_mut().zip(&mut windows.mws);
+        let slots = windows.names.iter_mut().zip(&mut windows.keys);
         let staged = self.keys.stage_in_step(id, each.iter().zip(slots));
         if staged < each.len() {
             for &region in each.iter().take(staged) {
@@ -318,13 +318,13 @@ impl<D: Device> Engine<D> {
     }
 
     fn chain_exposure(&mut self, id: ExposureId) {
-        let chained_before = self.chain.wrs().len();
+        let chained_before = self.chain.len();
         let Some(e) = self.slots.exposures.get(id) else { return };
         match self.keys.all_in_step(id, e.regions.len()) {
             Some(KeyState::Staged) => self.chain_binds(id),
             _ => self.chain_single(id),
         }
-        self.chained_staged += self.chain.wrs().len() - chained_before;
+        self.chained_staged += self.chain.len() - chained_before;
     }
 
     /// The binds of windows that are staged in step.
@@ -334,18 +334,16 @@ impl<D: Device> Engine<D> {
         // One remote right and no local one: that is the parent's.
         let access = e.grant.access() & Access::REMOTE;
         let count = e.regions.len();
-        let Windows { names, mws, mrs } = &e.windows;
-        let mut wrs = names.iter().zip(mws).zip(mrs).zip(&e.segments).take(count);
         let mut at = 0;
-        while let Some(names) = names.get(at..count).filter(|n| !n.is_empty()) {
-            let run = self.ring.push_run(RingOp::Reg(id, at as u32), names.len());
-            let ids = (0..run.count as u64).map(|i| WrId(run.first.0 + i));
-            self.chain.extend(ids.zip(&mut wrs).map(|(wr_id, (((name, &mw), &mr), seg))| {
-                let (rkey, addr, len) = (name.rkey, DmaAddr(seg.addr), seg.len);
-                Wr { wr_id, signaled: false, op: WrOp::BindMw { mw, rkey, mr, addr, len, access } }
-            }));
-            self.chained_signaled += end_run(&mut self.chain, run);
-            self.keys.grant_in_step(id, run.first, names.get(..run.count).unwrap_or_default());
+        while at < count {
+            let run = self.ring.push_run(RingOp::Reg(id, at as u32), count - at);
+            let range = at..at + run.count;
+            let Some((names, windows)) = e.windows.of(range.clone()) else { return };
+            let segments = e.segments.get(range).unwrap_or_default();
+            let (first, signaled, bind) = (run.first, run.signaled, Some((access, segments)));
+            self.chain.push_run(WindowRun { first, signaled, windows, bind });
+            self.chained_signaled += usize::from(signaled);
+            self.keys.grant_in_step(id, first, names);
             at += run.count;
         }
     }
@@ -380,17 +378,13 @@ impl<D: Device> Engine<D> {
         let Some(e) = self.slots.exposures.get(id) else { return };
         let count = e.regions.len();
         let mut at = 0;
-        while let Some(names) = e.windows.names.get(at..count).filter(|n| !n.is_empty()) {
-            let run = self.ring.push_run(RingOp::Inv(id, at as u32), names.len());
-            let names = names.get(..run.count).unwrap_or_default();
-            let ids = (0..names.len() as u64).map(|i| WrId(run.first.0 + i));
-            self.chain.extend(ids.zip(names).map(|(wr_id, name)| Wr {
-                wr_id,
-                signaled: false,
-                op: WrOp::LocalInv(name.rkey),
-            }));
-            self.chained_signaled += end_run(&mut self.chain, run);
-            self.keys.invalidating_in_step(id, run.first, names);
+        while at < count {
+            let run = self.ring.push_run(RingOp::Inv(id, at as u32), count - at);
+            let Some((names, windows)) = e.windows.of(at..at + run.count) else { return };
+            let (first, signaled) = (run.first, run.signaled);
+            self.chain.push_run(WindowRun { first, signaled, windows, bind: None });
+            self.chained_signaled += usize::from(signaled);
+            self.keys.invalidating_in_step(id, first, names);
             at += run.count;
         }
         self.chained_inv += count;
@@ -426,10 +420,7 @@ impl<D: Device> Engine<D> {
 
     /// The last WR of the chain, if it has one, is to be signaled.
     pub(crate) fn signal_last(&mut self) {
-        if let Some(last) = self.chain.wrs_mut().last_mut()
-            && !last.signaled
-        {
-            last.signaled = true;
+        if self.chain.signal_last() {
             self.chained_signaled += 1;
             self.ring.signal_last();
         }
@@ -441,7 +432,7 @@ impl<D: Device> Engine<D> {
     /// # Errors
     /// Exactly the refused WRs are taken back; see [`PostFailure`].
     pub(crate) fn post_chain(&mut self) -> Result<(), PostFailure> {
-        let n = self.chain.wrs().len();
+        let n = self.chain.len();
         if n == 0 {
             return Ok(());
         }
@@ -492,13 +483,13 @@ impl<D: Device> Engine<D> {
     fn count_posted(&mut self, posted: usize) {
         self.stats.posts += u64::from(posted > 0);
         self.stats.wrs += posted as u64;
-        if posted == self.chain.wrs().len() {
+        if posted == self.chain.len() {
             self.stats.registrations += self.chained_staged as u64;
             self.stats.invalidations += self.chained_inv as u64;
             self.stats.wrs_signaled += self.chained_signaled as u64;
             return;
         }
-        for wr in self.chain.wrs().iter().take(posted) {
+        for wr in self.chain.iter().take(posted) {
             self.stats.wrs_signaled += u64::from(wr.signaled);
             match wr.op {
                 WrOp::RegMr { .. } | WrOp::BindMw { .. } => self.stats.registrations += 1,
@@ -580,17 +571,6 @@ impl<D: Device> Engine<D> {
         self.chain.clear();
         (self.chained_staged, self.chained_inv, self.chained_signaled) = (0, 0, 0);
     }
-}
-
-/// The chain has all WRs of a run; returns how many of them are signaled.
-#[inline]
-fn end_run(chain: &mut WrChain, run: Run) -> usize {
-    if run.signaled
-        && let Some(last) = chain.wrs_mut().last_mut()
-    {
-        last.signaled = true;
-    }
-    usize::from(run.signaled)
 }
 
 /// Whether the region's page list is long enough.

@@ -301,8 +301,8 @@ impl Node {
             QpState::Rts | QpState::Sqd | QpState::Sqe | QpState::Err => {}
         }
         let (mut posted, mut result) = (0, Ok(()));
-        for wr in chain.wrs() {
-            if let Err(cause) = qp.accept_send(wr, chain, &self.caps) {
+        for wr in chain.iter() {
+            if let Err(cause) = qp.accept_send(&wr, chain, &self.caps) {
                 result = Err(refused(posted, cause));
                 break;
             }

@@ -527,7 +527,7 @@ impl Device for VerbsDevice {
             t.windows.settle_prefix(0);
             return Err(refused(e));
         }
-        if !chain.wrs().iter().any(|wr| changes_a_window(&wr.op)) {
+        if !chain.iter().any(|wr| changes_a_window(&wr.op)) {
             drop(t);
             return scratch.post(&q, chain).inspect_err(|_| self.inner.suspect());
         }

@@ -47,9 +47,9 @@ impl Scratch {
         tables: &mut Tables,
     ) -> Result<(), DeviceError> {
         self.clear();
-        for (i, wr) in chain.wrs().iter().enumerate() {
+        for (i, wr) in chain.iter().enumerate() {
             let from = self.sges.len();
-            let mut raw = self.translate(chain, wr);
+            let mut raw = self.translate(chain, &wr);
             match wr.op {
                 WrOp::BindMw { mw, rkey, mr, addr, len, access } => {
                     let refused = DeviceError::new(Verb::PostSend, errno::EINVAL);
@@ -216,20 +216,20 @@ pub(super) fn post_windows(
     tables: &mut Tables,
 ) -> Option<Result<(), PostError>> {
     // Messages, reads and writes stand at the end of a chain: usually this saves beginning one.
-    if !chain.wrs().last().is_some_and(|wr| changes_a_window(&wr.op)) {
+    if !chain.last().is_some_and(|wr| changes_a_window(&wr.op)) {
         return None;
     }
     let section = direct.start();
     tables.windows.begin_direct();
-    for wr in chain.wrs() {
-        if !put_window_wr(&section, wr, qp, tables) {
+    for wr in chain.iter() {
+        if !put_window_wr(&section, &wr, qp, tables) {
             tables.windows.undo_direct();
             let cause = DeviceError::new(Verb::PostSend, errno::EINVAL);
             let refused = Err(PostError { posted: 0, cause });
             return changes_a_window(&wr.op).then_some(refused);
         }
     }
-    Some(refusal(Verb::PostSend, section.complete(), None, chain.wrs().len()))
+    Some(refusal(Verb::PostSend, section.complete(), None, chain.len()))
 }
 
 /// False for a WR that must not be posted, or not so.

@@ -1,0 +1,271 @@
+//! Work requests that are posted together.
+
+use super::wr::{PageEntry, Sge, Span, Wr, WrOp};
+use crate::types::{Access, DmaAddr, MrId, MwId, Rkey, Segment, WrId};
+
+/// WRs that are posted with one call, in order, and the side tables they point into.
+///
+/// Binds and invalidations of windows may stand at the front as runs: a run is what many WRs have
+/// in common, said once, and what differs in a list.
+///
+/// # Cost
+/// Reused: [`clear`](WrChain::clear) keeps the capacity, so a warmed-up chain allocates nothing.
+#[derive(Clone, Debug, Default)]
+pub struct WrChain {
+    /// They come before the single WRs.
+    runs: Vec<Run>,
+    /// The windows of all runs, and the segments of those that bind.
+    windows: Vec<WindowKey>,
+    segments: Vec<Segment>,
+    singles: Vec<Wr>,
+    sges: Vec<Sge>,
+    pages: Vec<PageEntry>,
+    inline: Vec<u8>,
+}
+
+/// A window in a run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct WindowKey {
+    pub(crate) mw: MwId,
+    /// The key that it gets, or loses.
+    pub(crate) rkey: Rkey,
+    /// What it is bound onto.
+    pub(crate) mr: MrId,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    first: WrId,
+    count: usize,
+    signaled: bool,
+    /// Rights of the windows, if the run binds them.
+    bind: Option<Access>,
+}
+
+/// WRs on windows in a row.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WindowRun<'a> {
+    /// Cookie of the first WR; each next one's is one more.
+    pub(crate) first: WrId,
+    /// Whether the last WR is signaled; the others are not.
+    pub(crate) signaled: bool,
+    pub(crate) windows: &'a [WindowKey],
+    /// Of a run that binds: the rights, and where each window lies.
+    pub(crate) bind: Option<(Access, &'a [Segment])>,
+}
+
+impl WindowRun<'_> {
+    fn wrs(self) -> impl Iterator<Item = Wr> {
+        let last = self.windows.len().saturating_sub(1);
+        self.windows.iter().enumerate().map(move |(i, w)| Wr {
+            wr_id: WrId(self.first.0 + i as u64),
+            signaled: self.signaled && i == last,
+            op: match self.bind.and_then(|(access, segments)| Some((access, segments.get(i)?))) {
+                None => WrOp::LocalInv(w.rkey),
+                Some((access, seg)) => {
+                    let (addr, len) = (DmaAddr(seg.addr), seg.len);
+                    WrOp::BindMw { mw: w.mw, rkey: w.rkey, mr: w.mr, addr, len, access }
+                }
+            },
+        })
+    }
+}
+
+impl WrChain {
+    /// An empty chain.
+    #[must_use]
+    pub fn new() -> WrChain {
+        WrChain::default()
+    }
+
+    /// Removes all WRs; keeps the memory.
+    #[inline]
+    pub fn clear(&mut self) {
+        self.runs.clear();
+        self.windows.clear();
+        self.segments.clear();
+        self.singles.clear();
+        self.sges.clear();
+        self.pages.clear();
+        self.inline.clear();
+    }
+
+    /// How many WRs.
+    #[must_use]
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.windows.len() + self.singles.len()
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The WRs in post order.
+    pub fn iter(&self) -> impl Iterator<Item = Wr> + '_ {
+        self.runs().flat_map(WindowRun::wrs).chain(self.singles.iter().copied())
+    }
+
+    /// The last WR.
+    #[must_use]
+    pub fn last(&self) -> Option<Wr> {
+        let run = || self.runs().last().and_then(|run| run.wrs().last());
+        self.singles.last().copied().or_else(run)
+    }
+
+    /// The runs, if there is nothing else.
+    #[inline]
+    pub(crate) fn only_runs(&self) -> Option<impl Iterator<Item = WindowRun<'_>>> {
+        (self.singles.is_empty() && !self.runs.is_empty()).then(|| self.runs())
+    }
+
+    #[inline]
+    fn runs(&self) -> impl Iterator<Item = WindowRun<'_>> {
+        let (mut windows, mut segments) = (&*self.windows, &*self.segments);
+        self.runs.iter().map(move |run| {
+            let (mine, rest) = windows.split_at_checked(run.count).unwrap_or((windows, &[]));
+            windows = rest;
+            let bind = run.bind.map(|access| {
+                let at = segments.split_at_checked(run.count).unwrap_or((segments, &[]));
+                segments = at.1;
+                (access, at.0)
+            });
+            WindowRun { first: run.first, signaled: run.signaled, windows: mine, bind }
+        })
+    }
+
+    /// Appends a WR that uses spans of this chain.
+    #[inline]
+    pub fn push(&mut self, wr: Wr) {
+        self.singles.push(wr);
+    }
+
+    /// Appends WRs on windows.
+    #[inline]
+    pub(crate) fn push_run(&mut self, run: WindowRun<'_>) {
+        if !self.singles.is_empty() {
+            return self.singles.extend(run.wrs());
+        }
+        let WindowRun { first, signaled, windows, bind } = run;
+        let count = windows.len();
+        self.runs.push(Run { first, count, signaled, bind: bind.map(|(access, _)| access) });
+        self.windows.extend_from_slice(windows);
+        if let Some((_, segments)) = bind {
+            self.segments.extend_from_slice(segments);
+        }
+    }
+
+    /// The last WR is to be signaled. False if it was, or if there is none.
+    pub(crate) fn signal_last(&mut self) -> bool {
+        let signaled = match (self.singles.last_mut(), self.runs.last_mut()) {
+            (Some(wr), _) => &mut wr.signaled,
+            (None, Some(run)) => &mut run.signaled,
+            (None, None) => return false,
+        };
+        !std::mem::replace(signaled, true)
+    }
+
+    /// Removes all but the first `count` WRs; the side tables stay.
+    pub fn truncate(&mut self, count: usize) {
+        let kept = self.iter().take(count).collect();
+        self.runs.clear();
+        self.windows.clear();
+        self.segments.clear();
+        self.singles = kept;
+    }
+
+    /// Stores SGEs and returns their span.
+    pub fn add_sges(&mut self, sges: impl IntoIterator<Item = Sge>) -> Span {
+        let start = self.sges.len();
+        self.sges.extend(sges);
+        Span::between(start, self.sges.len())
+    }
+
+    /// Stores page-list entries and returns their span.
+    pub fn add_pages(&mut self, pages: impl IntoIterator<Item = PageEntry>) -> Span {
+        let start = self.pages.len();
+        self.pages.extend(pages);
+        Span::between(start, self.pages.len())
+    }
+
+    /// Copies inline bytes and returns their span.
+    pub fn add_inline(&mut self, bytes: &[u8]) -> Span {
+        let start = self.inline.len();
+        self.inline.extend_from_slice(bytes);
+        Span::between(start, self.inline.len())
+    }
+
+    /// The SGEs of a span; empty if the span is not of this chain.
+    #[must_use]
+    pub fn sges(&self, s: Span) -> &[Sge] {
+        self.sges.get(s.range()).unwrap_or(&[])
+    }
+
+    /// The page list of a span; empty if the span is not of this chain.
+    #[must_use]
+    pub fn pages(&self, s: Span) -> &[PageEntry] {
+        self.pages.get(s.range()).unwrap_or(&[])
+    }
+
+    /// The inline bytes of a span; empty if the span is not of this chain.
+    #[must_use]
+    pub fn inline(&self, s: Span) -> &[u8] {
+        self.inline.get(s.range()).unwrap_or(&[])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::{Epoch, Grant};
+
+    fn key(n: u32) -> WindowKey {
+        WindowKey { mw: MwId(n), rkey: Rkey::from_bits(n << 8), mr: MrId(n + 1) }
+    }
+
+    fn segment(n: u64) -> Segment {
+        let (rkey, grant, epoch) = (Rkey::from_bits(0), Grant::PeerReads, Epoch(1));
+        Segment { rkey, addr: n << 12, len: n, grant, epoch }
+    }
+
+    #[test]
+    fn runs_say_what_single_wrs_would() {
+        let keys: Vec<WindowKey> = (0..4).map(key).collect();
+        let segments: Vec<Segment> = (0..4).map(segment).collect();
+        let access = Access::REMOTE_READ;
+        let bind = |first, signaled, range: std::ops::Range<usize>| WindowRun {
+            first: WrId(first),
+            signaled,
+            windows: &keys[range.clone()],
+            bind: Some((access, &segments[range])),
+        };
+        let inv =
+            |first| WindowRun { first: WrId(first), signaled: true, windows: &keys, bind: None };
+        let single = Wr { wr_id: WrId(99), signaled: false, op: WrOp::LocalInv(keys[3].rkey) };
+        let mut chain = WrChain::new();
+        chain.push_run(bind(10, false, 0..3));
+        chain.push_run(inv(20));
+        chain.push_run(bind(30, true, 3..4));
+        assert!(chain.only_runs().is_some_and(|runs| runs.count() == 3));
+        assert!(!chain.signal_last(), "it is signaled already");
+        chain.push(single);
+        assert!(chain.only_runs().is_none());
+        chain.push_run(inv(40));
+        let ids: Vec<u64> = chain.iter().map(|wr| wr.wr_id.0).collect();
+        assert_eq!(ids, [10, 11, 12, 20, 21, 22, 23, 30, 99, 40, 41, 42, 43]);
+        assert_eq!((chain.len(), chain.last()), (ids.len(), chain.iter().last()));
+        let signaled: Vec<u64> = chain.iter().filter(|w| w.signaled).map(|w| w.wr_id.0).collect();
+        assert_eq!(signaled, [23, 30, 43]);
+        let of = |n: u64| chain.iter().find(|wr| wr.wr_id.0 == n).map(|wr| wr.op);
+        let (WindowKey { mw, rkey, mr }, seg) = (keys[3], segments[3]);
+        let (addr, len) = (DmaAddr(seg.addr), seg.len);
+        assert_eq!(of(30), Some(WrOp::BindMw { mw, rkey, mr, addr, len, access }));
+        assert_eq!(of(22), Some(WrOp::LocalInv(keys[2].rkey)));
+        chain.clear();
+        assert!(chain.is_empty() && chain.last().is_none() && !chain.signal_last());
+        chain.push_run(bind(1, false, 0..2));
+        assert!(chain.signal_last() && chain.last().is_some_and(|wr| wr.signaled));
+    }
+}
