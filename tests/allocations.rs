@@ -91,7 +91,13 @@ fn p4_chains_of_sixty_four_regions_allocate_nothing() {
     let mut peer = Transport::open(open("peer"), Fmr::default(), &options).unwrap();
     connect_pair(&mut owner, &mut peer).unwrap();
     let new = || (DmaBuf::new(64).unwrap(), 0..64);
-    let mut lists: Vec<Buffers> = (0..4).map(|_| (0..16).map(|_| new()).collect()).collect();
+    let mut lists: Vec<Buffers> = (0..2).map(|_| (0..16).map(|_| new()).collect()).collect();
+    let one_buffer = || {
+        let mut list = Buffers::new();
+        list.push_ranges(DmaBuf::new(16 * 64).unwrap(), (0..16).map(|k| k * 64..k * 64 + 32));
+        list
+    };
+    lists.extend((0..2).map(|_| one_buffer()));
     let mut exposed = Vec::with_capacity(4);
     let mut round = || {
         let all = lists.drain(..).map(|l| owner.expose(l, Grant::PeerWrites).unwrap());

@@ -15,6 +15,7 @@ mod open;
 mod ordering;
 mod poisoned;
 mod posts;
+mod ranges;
 mod read_only;
 mod rig;
 mod rnr;

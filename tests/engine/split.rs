@@ -159,10 +159,21 @@ fn b104_a_large_buffer_of_this_side_is_registered_by_the_bytes_that_an_operation
         assert_eq!(rig.owner.device().counters().mrs, mrs, "it has ended with the write");
         source = done.buffers.into_first().unwrap();
     }
+    // Several ranges: an MR for each.
+    let mut list = memreg_core::transport::Buffers::new();
+    list.push_ranges(source, [at..at + 2, at + 4..at + 6, at + 8..at + 10]);
+    let op = rig.owner.write(&segment, 200, list).unwrap();
+    rig.settle();
+    let done = rig.owner.take(op).unwrap();
+    assert_eq!((done.result, done.buffers.count()), (Ok(6), 3));
+    assert_eq!(rig.owner.stats().range_registrations, 2 + 3);
+    assert_eq!(rig.owner.device().counters().mrs, mrs, "all have ended");
+    let source = done.buffers.into_first().unwrap();
     let e = rig.owner.write(&segment, 0, source).unwrap_err();
     assert!(matches!(e.why, Refusal::OutsideSegment { .. }), "{:?}", e.why);
     rig.peer.revoke(&there, NoReply::Unmarked).unwrap();
     rig.settle();
     let back = rig.peer.reclaim(there).unwrap().into_first().unwrap();
     assert_eq!(&back[100..110], b"0123456789");
+    assert_eq!(&back[200..206], b"014589");
 }

@@ -11,7 +11,7 @@ pub fn known() -> Vec<Vec<Op>> {
 }
 
 fn expose(grant: Grant, parts: &[(usize, usize)]) -> Op {
-    Op::Expose { grant, parts: parts.to_vec() }
+    Op::Expose { grant, parts: parts.to_vec(), one: false }
 }
 
 fn one() -> Op {

@@ -8,8 +8,9 @@ use proptest::prelude::*;
 /// is nothing to pick from, nothing happens.
 #[derive(Clone, Debug)]
 pub enum Op {
-    /// The owner exposes buffers: (offset, length) of the range of each.
-    Expose { grant: Grant, parts: Vec<(usize, usize)> },
+    /// The owner exposes ranges: bytes before each, and its length. Each in a buffer of its own, or
+    /// all in `one`.
+    Expose { grant: Grant, parts: Vec<(usize, usize)>, one: bool },
     /// The owner posts what is staged.
     Flush,
     /// The owner tells the peer of an exposure; `mark`: the reply may invalidate its keys.
@@ -47,7 +48,8 @@ pub fn ops() -> impl Strategy<Value = Vec<Op>> {
 fn op() -> impl Strategy<Value = Op> {
     let pick = 0..64usize;
     prop_oneof![
-        8 => (grant(), vec(part(), 1..4)).prop_map(|(grant, parts)| Op::Expose { grant, parts }),
+        8 => (grant(), vec(part(), 1..4), any::<bool>())
+            .prop_map(|(grant, parts, one)| Op::Expose { grant, parts, one }),
         2 => Just(Op::Flush),
         6 => (pick.clone(), any::<bool>()).prop_map(|(pick, mark)| Op::Send { pick, mark }),
         2 => Just(Op::Reply),

@@ -63,6 +63,8 @@ struct Held {
     e: Exposure,
     /// The last message since it was first announced that a reply may invalidate, and its number.
     token: Option<(ReplyToken, u64)>,
+    /// What was in the buffers.
+    given: Vec<Vec<u8>>,
 }
 
 pub struct World {
@@ -134,7 +136,7 @@ impl World {
             self.settle();
         }
         match op {
-            Op::Expose { grant, parts } => self.expose(*grant, parts),
+            Op::Expose { grant, parts, one } => self.expose(*grant, parts, *one),
             Op::Flush => self.flush(),
             Op::Send { pick, mark } => self.send(*pick, *mark),
             Op::Reply => self.reply(),
@@ -158,27 +160,29 @@ impl World {
 
     // ---- the owner
 
-    fn expose(&mut self, grant: Grant, parts: &[(usize, usize)]) {
+    fn expose(&mut self, grant: Grant, parts: &[(usize, usize)], one: bool) {
         self.exposures = self.exposures.wrapping_add(1);
-        let given: Vec<Vec<u8>> =
-            parts.iter().map(|&(offset, len)| pattern(self.exposures, offset + len)).collect();
-        let buffers: Buffers = (given.iter().zip(parts))
-            .map(|(bytes, &(offset, len))| {
-                (DmaBuf::from_bytes(bytes).unwrap(), offset..offset + len)
-            })
-            .collect();
+        let (mut given, mut buffers, mut all) = (vec![], Buffers::new(), vec![]);
+        for parts in parts.chunks(if one { parts.len() } else { 1 }) {
+            let (mut ranges, mut end) = (vec![], 0);
+            for &(skip, len) in parts {
+                ranges.push(end + skip..end + skip + len);
+                end += skip + len;
+            }
+            let bytes = pattern(self.exposures, end);
+            ranges.iter().for_each(|r| all.extend(&bytes[r.clone()]));
+            buffers.push_ranges(DmaBuf::from_bytes(&bytes).unwrap(), ranges);
+            given.push(bytes);
+        }
         match self.owner.expose(buffers, grant) {
             Ok(handle) => {
                 assert!(self.up);
-                let mut all: Vec<u8> = vec![];
-                for (bytes, &(offset, _)) in given.iter().zip(parts) {
-                    all.extend(&bytes[offset..]);
-                }
-                self.exposed(handle, grant, all);
+                self.exposed(handle, grant, all, given);
             }
             Err(e) => {
-                let same = e.buffers.iter().zip(&given).all(|((b, _), g)| b[..] == g[..]);
-                assert!(e.buffers.count() == given.len() && same, "the bytes came back changed");
+                let same = e.buffers.bufs().iter().zip(&given).all(|(b, g)| b[..] == g[..]);
+                let count = (e.buffers.bufs().len(), e.buffers.count());
+                assert!(count == (given.len(), parts.len()) && same, "the bytes came back changed");
                 if !self.up {
                     assert!(matches!(e.why, Refusal::NotConnected { .. }), "{}", e.why);
                     return;
@@ -195,7 +199,7 @@ impl World {
         }
     }
 
-    fn exposed(&mut self, handle: Exposed, grant: Grant, all: Vec<u8>) {
+    fn exposed(&mut self, handle: Exposed, grant: Grant, all: Vec<u8>, given: Vec<Vec<u8>>) {
         let segments = self.owner.segments(&handle).unwrap().to_vec();
         assert_eq!(segments.iter().map(|s| s.len).sum::<u64>(), all.len() as u64);
         let (mut content, mut at) = (vec![], 0);
@@ -214,7 +218,7 @@ impl World {
         if self.way != Way::Wr {
             self.plain.grant(&mut e);
         }
-        self.held.push(Held { handle, e, token: None });
+        self.held.push(Held { handle, e, token: None, given });
     }
 
     fn flush(&mut self) {
@@ -334,6 +338,11 @@ impl World {
                 assert!(!h.e.open.contains(&true));
                 let got: Vec<u8> = back.iter().flat_map(|(b, r)| b[r.clone()].to_vec()).collect();
                 assert!(got == h.e.content.concat(), "the owner sees other bytes than the model");
+                assert!(back.bufs().len() == h.given.len());
+                for (i, (buf, mut given)) in back.bufs().iter().zip(h.given).enumerate() {
+                    back.ranges(i).for_each(|r| given[r.clone()].copy_from_slice(&buf[r]));
+                    assert!(buf[..] == given[..], "bytes changed that were not exposed");
+                }
             }
             Err(e) => {
                 assert_ne!(h.e.state, ExposureState::Fenced, "{}", e.why);

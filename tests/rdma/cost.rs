@@ -8,8 +8,11 @@ use memreg_core::{DmaBuf, Grant, Tick, Transport};
 use memreg_strategies::{Fmr, Frwr, Strategy};
 use std::time::Instant;
 
-/// Regions of one exposure.
+/// Regions of one exposure: windows of a page each onto one buffer, which is lent and registered
+/// once. The C program that this is held against (`tests/rdma/floor.c`) binds all its windows onto
+/// one MR too.
 const EACH: usize = 16;
+const PAGE: usize = 4096;
 
 #[test]
 #[ignore = "prints a cost: tests/rdma/icount runs it and holds it against C, outside CI"]
@@ -17,7 +20,7 @@ fn p3_frwr_grants_and_revokes_in_chains() {
     let Some(dev) = device() else { return };
     let rounds = std::env::var("MEMREG_TEST_ROUNDS").map_or(100, |n| n.parse().unwrap());
     let ask = Ask {
-        max_payload_bytes: (EACH as u64) * 4096,
+        max_payload_bytes: (EACH * PAGE) as u64,
         credits: 8,
         ranges_per_request: EACH as u32,
         ..Ask::default()
@@ -27,9 +30,7 @@ fn p3_frwr_grants_and_revokes_in_chains() {
     let (mut owner, mut peer) = (open(Frwr::new().into()), open(Fmr::new().into()));
     connect_pair(&mut owner, &mut peer).unwrap();
     for chain in [16, 64] {
-        let new = || (DmaBuf::new(4096).unwrap(), 0..4096);
-        let mut buffers: Vec<Buffers> =
-            (0..chain / EACH).map(|_| (0..EACH).map(|_| new()).collect()).collect();
+        let mut buffers: Vec<Buffers> = (0..chain / EACH).map(|_| every_second_page()).collect();
         let mut samples: Vec<u64> = vec![];
         let mut parts: [Vec<u64>; PARTS.len()] = Default::default();
         // The first rounds make the parents' registrations and fill the pools.
@@ -51,6 +52,14 @@ fn p3_frwr_grants_and_revokes_in_chains() {
             println!("@stack part of {chain} {name} {}", each(part));
         }
     }
+}
+
+/// Pages that do not touch, so that no two of them are one region.
+fn every_second_page() -> Buffers {
+    let mut list = Buffers::new();
+    let pages = (0..EACH).map(|k| 2 * k * PAGE..(2 * k + 1) * PAGE);
+    list.push_ranges(DmaBuf::new(2 * EACH * PAGE).unwrap(), pages);
+    list
 }
 
 const PARTS: [&str; 4] = ["expose", "flush", "revoke", "poll-and-reclaim"];

@@ -129,14 +129,14 @@ impl<D: Device> Engine<D> {
         if !self.arenas.is_empty() || !regions.is_empty() || each.len() != pieces.len() {
             return false;
         }
-        let mut parents = &mut windows.keys[..];
+        let (mut parents, mut found) = (&mut windows.keys[..], 0);
         for (pieces, lent) in by_buffer(pieces, lent) {
             let Some(local) = lent.local(&self.domain.queue) else { return false };
             let Some((of_buffer, rest)) = parents.split_at_mut_checked(pieces.len()) else {
                 return false;
             };
             of_buffer.iter_mut().for_each(|window| window.mr = local.mr);
-            parents = rest;
+            (parents, found) = (rest, found + 1);
         }
         let slots = windows.names.iter_mut().zip(&mut windows.keys);
         let staged = self.keys.stage_in_step(id, each.iter().zip(slots));
@@ -161,7 +161,7 @@ impl<D: Device> Engine<D> {
         e.open += count;
         e.staged += count;
         self.staged_wrs += count;
-        self.stats.local_hits += count as u64;
+        self.stats.local_hits += found;
         true
     }
 
@@ -176,7 +176,8 @@ impl<D: Device> Engine<D> {
         if !wishes.is_empty() && !self.arenas.is_empty() {
             return lie("strategy wished to register memory that is not lent to the device");
         }
-        let (mut at, mut next, mut made_for) = (Place::default(), 0, None);
+        // `parent`: the buffer whose MR was found or made last.
+        let (mut at, mut next, mut parent) = (Place::default(), 0, None);
         loop {
             let Some(e) = self.slots.exposures.get_mut(id) else { return Err(NOT_COVERED) };
             let Exposure { buffers, lent, regions, parts, segments, grant, .. } = &mut **e;
@@ -201,7 +202,8 @@ impl<D: Device> Engine<D> {
                     if lent.local(&self.domain.queue).is_none() {
                         break piece.buf;
                     }
-                    self.stats.local_hits += u64::from(made_for != Some(next));
+                    self.stats.local_hits += u64::from(parent != Some(piece.buf));
+                    parent = Some(piece.buf);
                 } else {
                     fits_page_list(segs, bytes, staging.region().kind).map_err(BadMap::Lie)?;
                 }
@@ -218,7 +220,7 @@ impl<D: Device> Engine<D> {
                 next += 1;
             };
             self.make_parent(id, without_parent).map_err(BadMap::Device)?;
-            made_for = Some(next);
+            parent = Some(without_parent);
         }
     }
 

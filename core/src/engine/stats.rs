@@ -37,7 +37,8 @@ pub struct Stats {
     pub deregistrations: u64,
     /// Regions that got a new MR or window because every tag of their key had been used (D-11).
     pub renewals: u64,
-    /// MRs with local rights made for reads and writes, and how often one was there already.
+    /// MRs with local rights made of whole buffers, for reads, writes and windows, and how often a
+    /// buffer had one already.
     pub local_registrations: u64,
     pub local_hits: u64,
     /// MRs made for one RDMA READ each, because the wire asks for remote write on its sink (iWARP).

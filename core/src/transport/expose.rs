@@ -38,16 +38,17 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     ///
     /// # Units
     /// Each range is in bytes of its buffer; together they are one run of bytes for the peer. Other
-    /// bytes of the buffers are not reachable.
+    /// bytes of the buffers are not reachable. Ranges of one buffer ascend and do not overlap.
     /// # Shape
     /// The buffers belong to the transport until [`reclaim`](Transport::reclaim). Nothing is
     /// posted: `send` or `flush` does that. A strategy that registers by a verb (fmr) does so here.
     /// # Errors
     /// [`BufferError`] returns the buffers. `QueueFull` and `NoRegion`: poll, then try again.
     /// # Cost
-    /// No system call for `frwr` once its pool is warm; one per buffer range for `fmr`. No
-    /// allocation up to four buffers. (Once in 255 registrations of a region, taking it back costs
-    /// two verbs: it gets a new key index, so that no old key can ever open anything again.)
+    /// No system call for `frwr` once its pool is warm; one per range for `fmr`. A buffer is lent
+    /// and, under windows, registered once, whatever the number of its ranges. No allocation up to
+    /// four buffers. (Once in 255 registrations of a region, taking it back costs two verbs: it
+    /// gets a new key index, so that no old key can ever open anything again.)
     pub fn expose(
         &mut self,
         buffers: impl Into<Buffers>,

@@ -80,7 +80,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     /// several WRs, the answer is a handle: `take` says that it failed. Its bytes may have moved
     /// in part.
     /// # Cost
-    /// One post; more than `max_sge_rd` buffers become several WRs, of which the last is signaled.
+    /// One post; more than `max_sge_rd` ranges become several WRs, of which the last is signaled.
     /// A buffer that was used on this transport before needs no registration.
     pub fn read(
         &mut self,
