@@ -37,6 +37,7 @@ const SLOTS: &[&str] = &[
     "map",
     "unmap",
     "on_event",
+    "on_events",
     "recover",
     "on_drained",
     "drop",
@@ -98,6 +99,11 @@ impl MemReg for Panics {
     fn on_event(&mut self, region: RegionId, event: Event) -> Result<(), Poison> {
         self.reach("on_event");
         self.honest.on_event(region, event)
+    }
+
+    fn on_events(&mut self, regions: &[RegionId], event: Event) -> Result<(), Poison> {
+        self.reach("on_events");
+        regions.iter().try_for_each(|&region| self.on_event(region, event))
     }
 
     fn recover(&mut self, ctl: &mut dyn Control, budget: usize) -> Result<usize, DeviceError> {

@@ -79,6 +79,19 @@ pub trait MemReg: Send {
     /// Hears what became of a region. Costs no verbs call.
     fn on_event(&mut self, region: RegionId, event: Event) -> Result<(), Poison>;
 
+    /// Hears of several regions that the same became of, in this order. Overridden only to do in
+    /// one go what [`on_event`](MemReg::on_event) does for each.
+    ///
+    /// # Errors
+    /// The first error; the others have been told all the same.
+    fn on_events(&mut self, regions: &[RegionId], event: Event) -> Result<(), Poison> {
+        let mut heard = Ok(());
+        for &region in regions {
+            heard = heard.and(self.on_event(region, event));
+        }
+        heard
+    }
+
     /// Rebuilds at most `budget` condemned regions and returns how many were rebuilt.
     ///
     /// # Errors
@@ -128,6 +141,10 @@ impl<T: MemReg + ?Sized> MemReg for Box<T> {
 
     fn on_event(&mut self, region: RegionId, event: Event) -> Result<(), Poison> {
         (**self).on_event(region, event)
+    }
+
+    fn on_events(&mut self, regions: &[RegionId], event: Event) -> Result<(), Poison> {
+        (**self).on_events(regions, event)
     }
 
     fn recover(&mut self, ctl: &mut dyn Control, budget: usize) -> Result<usize, DeviceError> {

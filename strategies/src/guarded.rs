@@ -135,6 +135,10 @@ impl MemReg for Guarded {
         self.call(|p| p.on_event(region, event)).unwrap_or(Err(Poison(PANICKED)))
     }
 
+    fn on_events(&mut self, regions: &[RegionId], event: Event) -> Result<(), Poison> {
+        self.call(|p| p.on_events(regions, event)).unwrap_or(Err(Poison(PANICKED)))
+    }
+
     fn recover(&mut self, ctl: &mut dyn Control, budget: usize) -> Result<usize, DeviceError> {
         let mut ctl = Kept { ctl, windows_only: self.windows_only };
         self.call(|p| p.recover(&mut ctl, budget))
@@ -347,6 +351,10 @@ mod tests {
             self.hit("on_event");
             self.inner.on_event(region, event)
         }
+        fn on_events(&mut self, regions: &[RegionId], event: Event) -> Result<(), Poison> {
+            self.hit("on_events");
+            self.inner.on_events(regions, event)
+        }
         fn recover(&mut self, ctl: &mut dyn Control, _: usize) -> Result<usize, DeviceError> {
             self.hit("recover");
             self.inner.recover(ctl, 1)?;
@@ -376,6 +384,7 @@ mod tests {
         note("map", s.map(&mut ctl, &segs, &mut out).is_ok());
         note("unmap", s.unmap(&mut ctl, &[], &mut out).is_ok());
         note("on_event", s.on_event(RegionId::default(), Event::Registered).is_ok());
+        note("on_events", s.on_events(&[RegionId::default()], Event::Registered).is_ok());
         note("recover", s.recover(&mut ctl, 1) == Ok(1));
         s.on_drained();
         note("on_drained", !s.is_broken());
@@ -384,7 +393,17 @@ mod tests {
 
     #[test]
     fn a_panic_in_any_slot_is_an_error_and_ends_the_plugin() {
-        let slots = ["check", "open", "fill", "map", "unmap", "on_event", "recover", "on_drained"];
+        let slots = [
+            "check",
+            "open",
+            "fill",
+            "map",
+            "unmap",
+            "on_event",
+            "on_events",
+            "recover",
+            "on_drained",
+        ];
         for (i, slot) in slots.iter().enumerate() {
             let mut s = Guarded::new("bad", Bad::boxed(slot));
             assert_eq!(tour(&mut s), slots[i..], "everything from the panic on is refused");

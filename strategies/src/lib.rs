@@ -59,6 +59,7 @@ mod teach {
             out: &mut WrBatch,
         ) -> Result<(), Poison>;
         fn on_event(&mut self, region: RegionId, event: Event) -> Result<(), Poison>;
+        fn on_events(&mut self, regions: &[RegionId], event: Event) -> Result<(), Poison>;
         fn recover(&mut self, ctl: &mut dyn Control, budget: usize) -> Result<usize, DeviceError>;
         fn on_drained(&mut self);
     }

@@ -86,6 +86,9 @@ impl MemReg for EndsInMap {
     fn on_event(&mut self, region: RegionId, event: Event) -> Result<(), Poison> {
         self.0.on_event(region, event)
     }
+    fn on_events(&mut self, regions: &[RegionId], event: Event) -> Result<(), Poison> {
+        self.0.on_events(regions, event)
+    }
     fn recover(&mut self, ctl: &mut dyn Control, budget: usize) -> Result<usize, DeviceError> {
         self.0.recover(ctl, budget)
     }
@@ -327,6 +330,9 @@ impl MemReg for Untrusted {
     }
     fn on_event(&mut self, region: RegionId, event: Event) -> Result<(), Poison> {
         self.0.on_event(region, event)
+    }
+    fn on_events(&mut self, regions: &[RegionId], event: Event) -> Result<(), Poison> {
+        self.0.on_events(regions, event)
     }
     fn recover(&mut self, ctl: &mut dyn Control, budget: usize) -> Result<usize, DeviceError> {
         self.0.recover(ctl, budget)

@@ -59,6 +59,10 @@ impl MemReg for Small {
         self.0.on_event(region, event)
     }
 
+    fn on_events(&mut self, regions: &[RegionId], event: Event) -> Result<(), Poison> {
+        self.0.on_events(regions, event)
+    }
+
     fn recover(&mut self, ctl: &mut dyn Control, budget: usize) -> Result<usize, DeviceError> {
         self.0.recover(ctl, budget)
     }

@@ -10,12 +10,14 @@
 //! - [`exposure`]: slots that hold bytes, and their handles
 //! - `stage`: wishes into WRs, and undo
 //! - `control`: what a strategy may do to regions
+//! - `events`: what the strategy has not heard yet
 //! - `domain`: the PD, which several transports may share
 
 pub(crate) mod arena;
 pub mod buffers;
 pub(crate) mod control;
 pub(crate) mod domain;
+pub(crate) mod events;
 pub mod exposure;
 pub(crate) mod keys;
 pub mod ledger;
@@ -37,6 +39,7 @@ use crate::types::{
 use arena::Arena;
 use buffers::{Buffers, Bufs, Lent};
 use domain::Domain;
+use events::EventQueue;
 use exposure::{ExposureId, ExposureState, LocalId, Slots};
 use keys::{KeyTable, RegionKind};
 use ledger::{KeyEvent, LedgerEvent, Rule};
@@ -104,43 +107,6 @@ pub(crate) enum Stray {
     Sink(MrId),
     /// A CQ that has overrun, or may have.
     Cq(CqId),
-}
-
-/// What the strategy has to hear, in order. Keeps its memory.
-#[derive(Debug, Default)]
-pub(crate) struct EventQueue {
-    list: Vec<(RegionId, Event)>,
-    /// How many of the list are heard.
-    heard: usize,
-}
-
-impl EventQueue {
-    #[inline]
-    pub(crate) fn push(&mut self, region: RegionId, event: Event) {
-        self.list.push((region, event));
-    }
-
-    #[inline]
-    pub(crate) fn push_run(&mut self, regions: &[RegionId], event: Event) {
-        self.list.extend(regions.iter().map(|&region| (region, event)));
-    }
-
-    #[inline]
-    pub(crate) fn pop(&mut self) -> Option<(RegionId, Event)> {
-        let next = self.list.get(self.heard).copied();
-        match next {
-            Some(_) => self.heard += 1,
-            None => {
-                self.list.clear();
-                self.heard = 0;
-            }
-        }
-        next
-    }
-
-    pub(crate) fn contains(&self, region: RegionId, event: Event) -> bool {
-        self.list[self.heard..].contains(&(region, event))
-    }
 }
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);

@@ -201,9 +201,16 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     }
 
     /// Delivers what the strategy has not heard; a strategy that gives up costs the connection.
+    #[inline]
     fn deliver(&mut self) {
-        while let Some((region, event)) = self.eng.events.pop() {
-            if let Err(p) = self.strategy.on_event(region, event) {
+        if !self.eng.events.is_empty() {
+            self.deliver_all();
+        }
+    }
+
+    fn deliver_all(&mut self) {
+        while let Some((regions, event)) = self.eng.events.pop_run() {
+            if let Err(p) = self.strategy.on_events(regions, event) {
                 self.poison(DownCause::Strategy(p));
             }
         }
