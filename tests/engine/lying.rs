@@ -101,10 +101,11 @@ impl MemReg for Liar {
             }
             return Ok(());
         }
+        let each: Vec<_> = regions.iter().map(|(r, _)| *r).collect();
         let (r, b) = regions[0].clone();
         match self.lie {
             Lie::MapNothing => {}
-            Lie::None => out.register_each(regions.iter().map(|(r, _)| *r))?,
+            Lie::None => out.register_each(&each)?,
             Lie::MapHalf => out.register(r, b.start..b.end / 2)?,
             Lie::MapTwice => {
                 out.register(r, b.clone())?;
@@ -119,18 +120,17 @@ impl MemReg for Liar {
             Lie::MapUnknownRegion => out.register(RegionId::default(), b)?,
             Lie::InvalidateInMap => out.invalidate(self.first.unwrap())?,
             Lie::InvalidateAllInMap => out.invalidate_all()?,
-            Lie::MapEachTooFew => out.register_each([r])?,
+            Lie::MapEachTooFew => out.register_each(&[r])?,
             Lie::MapEachTooMany => {
-                let two = regions.iter().map(|(r, _)| *r);
                 let fast = ctl.alloc_region(1, FastMrKind::Pages);
                 let one_more = fast.or_else(|_| ctl.alloc_window())?;
-                out.register_each(two.chain([one_more]))?;
+                out.register_each(&[&each[..], &[one_more]].concat())?;
             }
-            Lie::MapEachTwice => out.register_each([r, r])?,
-            Lie::MapEachLiveRegion => out.register_each([r, self.first.unwrap()])?,
-            Lie::MapEachUnknownRegion => out.register_each([r, RegionId::default()])?,
+            Lie::MapEachTwice => out.register_each(&[r, r])?,
+            Lie::MapEachLiveRegion => out.register_each(&[r, self.first.unwrap()])?,
+            Lie::MapEachUnknownRegion => out.register_each(&[r, RegionId::default()])?,
             Lie::MapEachAndFail => {
-                out.register_each(regions.iter().map(|(r, _)| *r))?;
+                out.register_each(&each)?;
                 return Err(MapError::Other("changes its mind"));
             }
             _ => {
@@ -165,7 +165,7 @@ impl MemReg for Liar {
             }
             Lie::RevokeOthers => out.invalidate(self.first.unwrap()).map_err(full),
             Lie::RegisterInUnmap => out.register(live[0], 0..1).map_err(full),
-            Lie::RegisterEachInUnmap => out.register_each(live.iter().copied()).map_err(full),
+            Lie::RegisterEachInUnmap => out.register_each(live).map_err(full),
             Lie::RevokeAllAndDereg => {
                 ctl.dereg(live[0]).unwrap();
                 out.invalidate_all().map_err(full)
@@ -177,6 +177,10 @@ impl MemReg for Liar {
 
     fn on_event(&mut self, region: RegionId, event: Event) -> Result<(), Poison> {
         self.honest.on_event(region, event)
+    }
+
+    fn on_events(&mut self, regions: &[RegionId], event: Event) -> Result<(), Poison> {
+        self.honest.on_events(regions, event)
     }
 
     fn recover(&mut self, ctl: &mut dyn Control, budget: usize) -> Result<usize, DeviceError> {

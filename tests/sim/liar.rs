@@ -97,7 +97,8 @@ impl MemReg for Liar {
         }
         // A lie about the bytes needs single wishes.
         if each && lie != 1 {
-            return Ok(out.register_each(told.into_iter().map(|(region, _)| region))?);
+            let told: Vec<_> = told.into_iter().map(|(region, _)| region).collect();
+            return Ok(out.register_each(&told)?);
         }
         told.into_iter().try_for_each(|(region, bytes)| Ok(out.register(region, bytes)?))
     }
@@ -125,6 +126,13 @@ impl MemReg for Liar {
             self.live.retain(|r| *r != region);
         }
         self.truth.on_event(region, event)
+    }
+
+    fn on_events(&mut self, regions: &[RegionId], event: Event) -> Result<(), Poison> {
+        if event != Event::Registered {
+            self.live.retain(|r| !regions.contains(r));
+        }
+        self.truth.on_events(regions, event)
     }
 
     fn recover(&mut self, ctl: &mut dyn Control, budget: usize) -> Result<usize, DeviceError> {

@@ -56,22 +56,11 @@ impl WrBatch {
     /// [`BatchFull`] for more than [`MAX_REGIONS`], or if something was wished for before; nothing
     /// was added.
     #[inline]
-    pub fn register_each(
-        &mut self,
-        regions: impl IntoIterator<Item = RegionId>,
-    ) -> Result<(), BatchFull> {
-        if !self.is_empty() {
-            return Err(BatchFull);
-        }
-        let (mut regions, mut len) = (regions.into_iter(), 0);
-        for (slot, region) in self.each.iter_mut().zip(&mut regions) {
-            *slot = region;
-            len += 1;
-        }
-        if len == MAX_REGIONS && regions.next().is_some() {
-            return Err(BatchFull);
-        }
-        self.each_len = len;
+    pub fn register_each(&mut self, regions: &[RegionId]) -> Result<(), BatchFull> {
+        let alone = self.is_empty();
+        let room = self.each.get_mut(..regions.len()).filter(|_| alone).ok_or(BatchFull)?;
+        room.copy_from_slice(regions);
+        self.each_len = regions.len();
         Ok(())
     }
 
@@ -194,9 +183,9 @@ mod tests {
         assert_eq!(b.invalidate(RegionId::default()), Err(BatchFull));
         b.clear();
         let ids = ids(MAX_REGIONS + 1);
-        assert_eq!(b.register_each(ids.iter().copied()), Err(BatchFull));
+        assert_eq!(b.register_each(&ids), Err(BatchFull));
         assert!(b.is_empty(), "nothing was added");
-        b.register_each(ids[..MAX_REGIONS].iter().copied()).unwrap();
+        b.register_each(&ids[..MAX_REGIONS]).unwrap();
         assert_eq!(b.each(), &ids[..MAX_REGIONS]);
         assert_eq!(b.registered().collect::<Vec<_>>(), &ids[..MAX_REGIONS]);
     }
@@ -206,7 +195,7 @@ mod tests {
         let id = ids(1)[0];
         type Form<'a> = &'a dyn Fn(&mut WrBatch) -> Result<(), BatchFull>;
         let single: Form = &|b| b.invalidate(id);
-        let forms = [single, &|b| b.register_each([id]), &|b| b.invalidate_all()];
+        let forms = [single, &|b| b.register_each(&[id]), &|b| b.invalidate_all()];
         for (i, first) in forms.iter().enumerate() {
             for (k, second) in forms.iter().enumerate().filter(|&(k, _)| (i, k) != (0, 0)) {
                 let mut b = WrBatch::new();
@@ -220,7 +209,7 @@ mod tests {
             }
         }
         let mut b = WrBatch::new();
-        b.register_each([]).unwrap();
+        b.register_each(&[]).unwrap();
         b.invalidate_all().unwrap();
     }
 
@@ -229,7 +218,7 @@ mod tests {
         let ids = ids(3);
         let segs = segs(&[4096, 100]);
         let mut b = WrBatch::new();
-        b.register_each(ids.iter().copied()).unwrap();
+        b.register_each(&ids).unwrap();
         b.spell_out_all(&ids);
         assert_eq!(b.each(), ids, "there is nothing of that to spell out");
         b.spell_out_each(&SegList::new(&segs, 4096));
