@@ -14,6 +14,7 @@
 //! ones too, before it ends the QP, so after a reconnect `recover` finds every one condemned.
 
 mod cut;
+mod fifo;
 mod pool;
 
 use self::cut::Cuts;
@@ -59,7 +60,8 @@ pub struct FrwrStats {
     pub orphaned: u64,
     /// Ended by `unmap`, because only that ends a key of unknown state.
     pub ended: u64,
-    /// Events for a region that this strategy no longer has.
+    /// Events for a region that this strategy no longer has, but for `Registered`, which changes
+    /// nothing for any.
     pub strays: u64,
 }
 
@@ -126,6 +128,15 @@ fn pool_limit(limits: &Limits, device_most: u32) -> usize {
     let in_flight = u64::from(limits.regions_per_request) * u64::from(limits.credits);
     let most = in_flight.max(MAX_REGIONS as u64).min(u64::from(device_most).max(1));
     usize::try_from(most).unwrap_or(usize::MAX)
+}
+
+/// Whether one window on each whole segment is all that a `map` has to wish for.
+#[inline]
+fn whole_segments(segs: &SegList<'_>, most: u64, out: &WrBatch) -> bool {
+    // No segment is longer than all together; of a length of zero, one less has the top bit.
+    let lens = segs.segs().iter().fold(0, |all, s| all | s.len.wrapping_sub(1));
+    let few = (1..=MAX_REGIONS).contains(&segs.segs().len());
+    few && segs.total() <= most && lens >> 63 == 0 && out.is_empty()
 }
 
 impl Frwr {
@@ -225,6 +236,84 @@ impl Frwr {
         Ok(())
     }
 
+    /// Hands out one window for each segment.
+    #[inline]
+    fn map_each(
+        &mut self,
+        ctl: &mut dyn Control,
+        count: usize,
+        out: &mut WrBatch,
+    ) -> Result<(), MapError> {
+        let kind = FastMrKind::Pages;
+        if self.pool.free(kind) < count
+            && let Some(mechanism) = self.mechanism
+        {
+            self.reserve(ctl, mechanism, kind, count)?;
+        }
+        Ok(self.pool.take_each(kind, count, out)?)
+    }
+
+    /// Cuts the list into pieces and hands out a region for each.
+    #[inline(never)]
+    fn map_cuts(
+        &mut self,
+        ctl: &mut dyn Control,
+        mechanism: Mechanism,
+        segs: &SegList<'_>,
+        out: &mut WrBatch,
+    ) -> Result<(), MapError> {
+        check_lengths(segs)?;
+        let cuts = mechanism.cut(segs)?;
+        for kind in KINDS {
+            self.reserve(ctl, mechanism, kind, cuts.count(kind))?;
+        }
+        for piece in cuts.pieces() {
+            let Some(region) = self.pool.take(piece.kind) else { return Err(self.no_region()) };
+            if let Err(full) = out.register(region, piece.bytes()) {
+                self.pool.untake(region);
+                return Err(full.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether all of `live` are windows with an invalidation to come. While none is condemned,
+    /// each region of an exposure is as it was handed out.
+    fn all_valid(&self, live: &[RegionId]) -> bool {
+        matches!(self.mechanism, Some(Mechanism::Windows { .. }))
+            && self.pool.condemned() == 0
+            && live.len() <= self.pool.busy()
+    }
+
+    #[inline(never)]
+    fn unmap_one_by_one(
+        &mut self,
+        ctl: &mut dyn Control,
+        live: &[RegionId],
+        out: &mut WrBatch,
+    ) -> Result<(), Poison> {
+        for &region in live {
+            match self.pool.state(region) {
+                Some(State::Valid) => out
+                    .invalidate(region)
+                    .map_err(|_| Poison("more live regions than a batch holds"))?,
+                // Nobody knows the key, so an invalidation could miss it or take the QP down
+                // (H-03): only ending the region is a fence. It leaves the pool here, or `recover`
+                // would end it again (D-02).
+                Some(State::FlushedFr | State::FlushedLi) => {
+                    ctl.dereg(region).map_err(|_| Poison("a region of unknown key did not end"))?;
+                    if let Some(kind) = self.pool.forget(region) {
+                        self.pool.give_up(kind);
+                    }
+                    self.counters.ended += 1;
+                }
+                Some(State::Invalid) => return Err(Poison("a live region is in the free list")),
+                None => return Err(Poison("a live region is not of this pool")),
+            }
+        }
+        Ok(())
+    }
+
     fn no_region(&self) -> MapError {
         MapError::NoRegion { condemned: self.pool.condemned(), busy: self.pool.busy() }
     }
@@ -287,22 +376,13 @@ impl MemReg for Frwr {
         segs: &SegList<'_>,
         out: &mut WrBatch,
     ) -> Result<(), MapError> {
-        let Some(mechanism) = self.mechanism else {
-            return Err(MapError::Other("strategy is not open"));
-        };
-        check_lengths(segs)?;
-        let cuts = mechanism.cut(segs)?;
-        for kind in KINDS {
-            self.reserve(ctl, mechanism, kind, cuts.count(kind))?;
-        }
-        for piece in cuts.pieces() {
-            let Some(region) = self.pool.take(piece.kind) else { return Err(self.no_region()) };
-            if let Err(full) = out.register(region, piece.bytes()) {
-                self.pool.untake(region);
-                return Err(full.into());
+        match self.mechanism {
+            Some(Mechanism::Windows { most, .. }) if whole_segments(segs, most, out) => {
+                self.map_each(ctl, segs.segs().len(), out)
             }
+            Some(mechanism) => self.map_cuts(ctl, mechanism, segs, out),
+            None => Err(MapError::Other("strategy is not open")),
         }
-        Ok(())
     }
 
     fn unmap(
@@ -311,40 +391,29 @@ impl MemReg for Frwr {
         live: &[RegionId],
         out: &mut WrBatch,
     ) -> Result<(), Poison> {
-        for &region in live {
-            match self.pool.state(region) {
-                Some(State::Valid) => out
-                    .invalidate(region)
-                    .map_err(|_| Poison("more live regions than a batch holds"))?,
-                // Nobody knows the key, so an invalidation could miss it or take the QP down
-                // (H-03): only ending the region is a fence. It leaves the pool here, or `recover`
-                // would end it again (D-02).
-                Some(State::FlushedFr | State::FlushedLi) => {
-                    ctl.dereg(region).map_err(|_| Poison("a region of unknown key did not end"))?;
-                    if let Some(kind) = self.pool.forget(region) {
-                        self.pool.give_up(kind);
-                    }
-                    self.counters.ended += 1;
-                }
-                Some(State::Invalid) => return Err(Poison("a live region is in the free list")),
-                None => return Err(Poison("a live region is not of this pool")),
-            }
+        if self.all_valid(live) && out.invalidate_all().is_ok() {
+            return Ok(());
         }
-        Ok(())
+        self.unmap_one_by_one(ctl, live, out)
     }
 
     fn on_event(&mut self, region: RegionId, event: Event) -> Result<(), Poison> {
+        self.on_events(&[region], event)
+    }
+
+    fn on_events(&mut self, regions: &[RegionId], event: Event) -> Result<(), Poison> {
         let known = match event {
-            Event::Registered => self.pool.state(region).is_some(),
+            // It was handed out before, and stays so.
+            Event::Registered => return Ok(()),
             Event::Invalidated | Event::RemoteInvalidated | Event::NeverPosted => {
-                self.pool.give_back(region)
+                self.pool.give_back(regions)
             }
-            Event::RegUnknown => self.pool.condemn(region, State::FlushedFr),
-            Event::InvUnknown => self.pool.condemn(region, State::FlushedLi),
+            Event::RegUnknown => self.pool.condemn(regions, State::FlushedFr),
+            Event::InvUnknown => self.pool.condemn(regions, State::FlushedLi),
         };
         // One that is not known was ended, and its id is never used again: there is nothing that
         // could be reused too early.
-        self.counters.strays += u64::from(!known);
+        self.counters.strays += regions.len().saturating_sub(known) as u64;
         Ok(())
     }
 

@@ -1,7 +1,8 @@
 //! Where every region is: idle, handed out, or condemned.
 
+use super::fifo::Fifo;
 use memreg_core::device::FastMrKind;
-use memreg_core::memreg::RegionId;
+use memreg_core::memreg::{BatchFull, RegionId, WrBatch};
 use slotmap::SecondaryMap;
 use std::collections::VecDeque;
 
@@ -25,7 +26,7 @@ impl State {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Region {
     state: State,
     kind: FastMrKind,
@@ -38,7 +39,7 @@ struct Region {
 #[derive(Debug, Default)]
 pub(super) struct Pool {
     regions: SecondaryMap<RegionId, Region>,
-    free: [VecDeque<RegionId>; 2],
+    free: [Fifo; 2],
     total: [usize; 2],
     /// The most there have been, less what was given up: what `recover` goes back to.
     peak: [usize; 2],
@@ -60,7 +61,9 @@ impl Pool {
             self.total[slot(kind)] += 1;
         }
         self.peak[slot(kind)] = self.peak[slot(kind)].max(self.total[slot(kind)]);
-        self.free[slot(kind)].push_back(region);
+        let free = &mut self.free[slot(kind)];
+        free.reserve_for(self.total[slot(kind)]);
+        free.push(&[region]);
     }
 
     /// A region that has ended is not made up for.
@@ -77,9 +80,8 @@ impl Pool {
     /// Strikes regions from the lists that are no longer in the table.
     fn drop_replaced(&mut self) {
         let regions = &self.regions;
-        for list in self.free.iter_mut().chain([&mut self.condemned]) {
-            list.retain(|&id| regions.contains_key(id));
-        }
+        self.free.iter_mut().for_each(|list| list.retain(|&id| regions.contains_key(id)));
+        self.condemned.retain(|&id| regions.contains_key(id));
         self.total = [0; 2];
         for r in self.regions.values() {
             self.total[slot(r.kind)] += 1;
@@ -89,9 +91,30 @@ impl Pool {
     /// Hands out the region that has been idle longest.
     #[inline]
     pub(super) fn take(&mut self, kind: FastMrKind) -> Option<RegionId> {
-        let region = self.free[slot(kind)].pop_front()?;
+        let region = self.free[slot(kind)].pop()?;
         self.regions.get_mut(region)?.state = State::Valid;
         Some(region)
+    }
+
+    /// Hands out the `count` regions that have been idle longest, in that order, as
+    /// [`WrBatch::register_each`] takes them: all, or on an error none.
+    #[inline]
+    pub(super) fn take_each(
+        &mut self,
+        kind: FastMrKind,
+        count: usize,
+        out: &mut WrBatch,
+    ) -> Result<(), BatchFull> {
+        let free = &mut self.free[slot(kind)];
+        let taken = free.as_slice().get(..count).ok_or(BatchFull)?;
+        out.register_each(taken)?;
+        for &region in taken {
+            if let Some(r) = self.regions.get_mut(region) {
+                r.state = State::Valid;
+            }
+        }
+        free.drop_first(count);
+        Ok(())
     }
 
     /// Undoes [`take`](Pool::take).
@@ -100,36 +123,57 @@ impl Pool {
             && r.state == State::Valid
         {
             r.state = State::Invalid;
-            self.free[slot(r.kind)].push_front(region);
+            self.free[slot(r.kind)].push_first(region);
         }
     }
 
-    /// A handed-out region is dead and idle again; of any other nothing changes, so an event that
-    /// comes twice does not list it twice, and a condemned one stays so. False if it is not in the
-    /// table.
+    /// Handed-out regions are dead and idle again, in this order; of any other nothing changes, so
+    /// an event that comes twice does not list it twice, and a condemned one stays so. Returns how
+    /// many are in the table.
     #[inline]
-    pub(super) fn give_back(&mut self, region: RegionId) -> bool {
+    pub(super) fn give_back(&mut self, regions: &[RegionId]) -> usize {
+        let kind = FastMrKind::Pages;
+        let out = Region { state: State::Valid, kind };
+        // Usually that is true of all of them, and then they are listed in one go.
+        let mut others = regions;
+        while let [region, rest @ ..] = others
+            && let Some(r) = self.regions.get_mut(*region)
+            && *r == out
+        {
+            r.state = State::Invalid;
+            others = rest;
+        }
+        let plain = regions.len() - others.len();
+        self.free[slot(kind)].push(regions.get(..plain).unwrap_or_default());
+        plain + others.iter().filter(|&&region| self.give_back_one(region)).count()
+    }
+
+    fn give_back_one(&mut self, region: RegionId) -> bool {
         let Some(r) = self.regions.get_mut(region) else { return false };
         if r.state == State::Valid {
             r.state = State::Invalid;
-            self.free[slot(r.kind)].push_back(region);
+            self.free[slot(r.kind)].push(&[region]);
         }
         true
     }
 
-    /// Takes a region out of use, wherever it is, until it is rebuilt. False if it is not in the
-    /// table.
-    pub(super) fn condemn(&mut self, region: RegionId, why: State) -> bool {
-        let Some(r) = self.regions.get_mut(region) else { return false };
-        if r.state.is_condemned() {
-            return true;
+    /// Takes regions out of use, wherever they are, until they are rebuilt. Returns how many are in
+    /// the table.
+    pub(super) fn condemn(&mut self, regions: &[RegionId], why: State) -> usize {
+        let mut known = 0;
+        for &region in regions {
+            let Some(r) = self.regions.get_mut(region) else { continue };
+            known += 1;
+            if r.state.is_condemned() {
+                continue;
+            }
+            if r.state == State::Invalid {
+                self.free[slot(r.kind)].retain(|&f| f != region);
+            }
+            r.state = why;
+            self.condemned.push_back(region);
         }
-        if r.state == State::Invalid {
-            self.free[slot(r.kind)].retain(|&f| f != region);
-        }
-        r.state = why;
-        self.condemned.push_back(region);
-        true
+        known
     }
 
     /// Condemns everything that is handed out.
@@ -189,7 +233,7 @@ impl Pool {
     /// Regions handed out.
     pub(super) fn busy(&self) -> usize {
         let all: usize = self.total.iter().sum();
-        let free: usize = self.free.iter().map(VecDeque::len).sum();
+        let free: usize = self.free.iter().map(Fifo::len).sum();
         all.saturating_sub(free + self.condemned.len())
     }
 
@@ -199,7 +243,7 @@ impl Pool {
         let mut seen = SecondaryMap::new();
         let mut once = |id: RegionId| assert!(seen.insert(id, ()).is_none(), "listed twice");
         for kind in [FastMrKind::Pages, FastMrKind::Gaps] {
-            for &id in &self.free[slot(kind)] {
+            for &id in self.free[slot(kind)].as_slice() {
                 once(id);
                 let r = self.regions[id];
                 assert!(r.state == State::Invalid && r.kind == kind);

@@ -3,7 +3,7 @@
 use super::*;
 use crate::mock::{Call, Mock, map, map_into};
 use memreg_core::device::Verb;
-use memreg_core::memreg::Wish;
+use memreg_core::memreg::{SegShape, Wish};
 use proptest::prelude::*;
 
 fn open(caps: &Caps, credits: u32) -> Frwr {
@@ -451,12 +451,123 @@ fn map_06_a_window_a_segment_and_never_one_for_two() {
     assert_eq!(ctl.calls, [const { Call::AllocWindow }; 3]);
     let mut inv = WrBatch::new();
     s.unmap(&mut ctl, &ids, &mut inv).unwrap();
+    inv.spell_out_all(&ids);
     assert_eq!(inv.wishes(), ids.iter().map(|&i| Wish::Invalidate(i)).collect::<Vec<_>>());
     for id in ids {
         s.on_event(id, Event::Invalidated).unwrap();
     }
     map(&mut s, &mut ctl, ONE).unwrap();
     assert_eq!(ctl.calls.len(), 3, "a warm pool makes none");
+}
+
+/// Maps segments of these lengths and returns the batch as it is.
+fn batch(s: &mut Frwr, ctl: &mut Mock, lens: &[u64]) -> Result<WrBatch, MapError> {
+    let segs: Vec<_> = lens.iter().map(|&len| SegShape { page_offset: 0, len }).collect();
+    let mut out = WrBatch::new();
+    s.map(ctl, &SegList::new(&segs, 4096), &mut out).map(|()| out)
+}
+
+#[test]
+fn one_window_on_each_segment_is_one_wish() {
+    let (mut s, mut ctl) = (windowed(128).0, Mock::new());
+    let out = batch(&mut s, &mut ctl, &[1, (2 << 30) - 4097, 4096]).unwrap();
+    assert_eq!((out.each().len(), out.wishes().len()), (3, 0));
+    assert!(out.each().iter().all(|&id| s.state(id) == Some(State::Valid)));
+    let full = batch(&mut s, &mut ctl, &[9; MAX_REGIONS]).unwrap();
+    assert_eq!(full.each().len(), MAX_REGIONS);
+    // Where a segment needs two windows, single wishes say which bytes; what cannot be mapped is
+    // refused as ever.
+    let cut = batch(&mut s, &mut ctl, &[1, (2 << 30) + 1]).unwrap();
+    assert_eq!((cut.each().len(), cut.wishes().len()), (0, 3));
+    for (lens, why) in [
+        (&[][..], MapError::Other("length is zero")),
+        (&[0], MapError::Other("length is zero")),
+        (&[4096, 0, 1], MapError::Other("length is zero")),
+        (&[1; MAX_REGIONS + 1], MapError::TooManyRegions),
+    ] {
+        let before = s.stats();
+        assert_eq!(batch(&mut s, &mut ctl, lens).unwrap_err(), why, "{lens:?}");
+        assert_eq!(s.stats(), before);
+    }
+    // In a batch that somebody has used already it cannot stand alone.
+    let mut out = WrBatch::new();
+    out.invalidate(RegionId::default()).unwrap();
+    map_into(&mut s, &mut ctl, ONE, &mut out).unwrap();
+    assert_eq!((out.each().len(), out.wishes().len()), (0, 2));
+    s.pool.assert_sound();
+}
+
+#[test]
+fn h_16_a_failed_map_of_windows_takes_nothing() {
+    let (mut s, mut ctl) = (windowed(4).0, Mock::new());
+    s.fill(&mut ctl, 3).unwrap();
+    ctl.fail_alloc(2);
+    assert!(batch(&mut s, &mut ctl, &[1; 7]).is_err());
+    let n = s.stats();
+    assert_eq!((n.free, n.busy, ctl.live()), (4, 0, 4));
+    s.pool.assert_sound();
+}
+
+#[test]
+fn pool_03_many_windows_are_reused_first_in_first_out() {
+    let (mut s, mut ctl) = (windowed(4).0, Mock::new());
+    s.fill(&mut ctl, 7).unwrap();
+    let mut order = vec![];
+    for _ in 0..7 {
+        let ids = batch(&mut s, &mut ctl, &[1; 4]).unwrap().each().to_vec();
+        s.on_events(&ids, Event::Registered).unwrap();
+        s.on_events(&ids, Event::Invalidated).unwrap();
+        order.extend(ids);
+    }
+    assert_eq!(order[..21], order[7..]);
+    assert_eq!(s.stats().free, 7);
+    s.pool.assert_sound();
+}
+
+#[test]
+fn h_03_windows_are_revoked_in_one_wish_unless_one_is_condemned() {
+    let (mut s, mut ctl) = (windowed(4).0, Mock::new());
+    let ids = batch(&mut s, &mut ctl, &[1; 3]).unwrap().each().to_vec();
+    let (mut all, mut some) = (WrBatch::new(), WrBatch::new());
+    s.unmap(&mut ctl, &ids, &mut all).unwrap();
+    assert!(all.is_all() && all.wishes().is_empty());
+    assert!(ids.iter().all(|&id| s.state(id) == Some(State::Valid)), "until there is proof");
+    s.on_events(&ids[1..2], Event::RegUnknown).unwrap();
+    s.unmap(&mut ctl, &ids, &mut some).unwrap();
+    assert!(!some.is_all());
+    assert_eq!(some.wishes(), [Wish::Invalidate(ids[0]), Wish::Invalidate(ids[2])]);
+    assert_eq!(ctl.calls.last(), Some(&Call::Dereg(ids[1])));
+    // More than were handed out: what the engine lists is not of this pool.
+    let unknown = [ids[0], ids[2], RegionId::default()];
+    assert!(s.unmap(&mut ctl, &unknown, &mut WrBatch::new()).is_err());
+    s.pool.assert_sound();
+}
+
+/// Regions in every state, of both kinds, and one that is not of this pool.
+#[test]
+fn events_of_many_are_those_of_each() {
+    use Event::*;
+    let prepare = || {
+        let (mut s, mut ctl) = (gappy(), Mock::new());
+        let mut ids = vec![RegionId::default()];
+        for list in [ONE, ONE, ONE, HOLE, ONE, HOLE] {
+            ids.extend(map(&mut s, &mut ctl, list).unwrap().0);
+        }
+        s.on_event(ids[1], Invalidated).unwrap();
+        s.on_event(ids[2], InvUnknown).unwrap();
+        // The same one twice, too.
+        ids.push(ids[3]);
+        (s, ids)
+    };
+    for event in [Registered, RegUnknown, Invalidated, InvUnknown, RemoteInvalidated, NeverPosted] {
+        let ((mut many, ids), (mut single, _)) = (prepare(), prepare());
+        many.on_events(&ids, event).unwrap();
+        ids.iter().for_each(|&id| single.on_event(id, event).unwrap());
+        assert_eq!(many.stats(), single.stats(), "{event:?}");
+        assert_eq!(format!("{:?}", many.pool), format!("{:?}", single.pool), "{event:?}");
+        assert_eq!(many.stats().strays, u64::from(event != Registered));
+        many.pool.assert_sound();
+    }
 }
 
 #[test]
@@ -599,8 +710,12 @@ proptest! {
                     let live: Vec<_> =
                         ids.into_iter().filter(|&i| s.state(i).is_some()).collect();
                     let _ = s.unmap(&mut ctl, &live, &mut WrBatch::new());
-                    for (id, event) in live.into_iter().zip(events.into_iter().cycle()) {
-                        s.on_event(id, event).unwrap();
+                    match events[..] {
+                        [event] => s.on_events(&live, event).unwrap(),
+                        _ => live
+                            .into_iter()
+                            .zip(events.into_iter().cycle())
+                            .for_each(|(id, event)| s.on_event(id, event).unwrap()),
                     }
                 }
                 Step::Event(n, event) => {
