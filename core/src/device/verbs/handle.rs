@@ -1,11 +1,13 @@
 //! The handle of one opened device: what the engine holds.
 
 use super::context::{Context, Extended, RawEvent};
+use super::direct::post_windows;
 use super::objects::{Cq, Mr, Mw, Pd, Qp};
 use super::open::{Port, open};
-use super::post::{changes_a_window, completion, post_windows};
+use super::post::{changes_a_window, completion};
 use super::tables::{Ids, Tables};
 use super::wait::readable;
+use super::windows::NOWHERE;
 use crate::device::host::{Choice, Host, OpenError, Quirk, VerbsOptions, rxe_quirks};
 use crate::device::{
     AsyncEvent, Caps, Device, DeviceError, Endpoint, FastMrKind, LimitInfo, MemoryUse, MrKeys,
@@ -358,6 +360,9 @@ impl Device for VerbsDevice {
             }
         };
         let num = qp.num;
+        if num == NOWHERE.0 {
+            return Err(DeviceError::new(Verb::CreateQp, errno::EIO));
+        }
         self.inner.tables().qps.insert(num, Arc::new(qp));
         Ok((QpId(num), got))
     }
@@ -500,10 +505,7 @@ impl Device for VerbsDevice {
         let removed = self.inner.tables().windows.remove(mw);
         let mut removed = removed.ok_or(DeviceError::new(Verb::DeallocMw, errno::EINVAL))?;
         match removed.end() {
-            Ok(()) => {
-                self.inner.tables().windows.release(mw);
-                Ok(())
-            }
+            Ok(()) => Ok(()),
             Err(e) => {
                 let e = self.inner.failed(Verb::DeallocMw, e);
                 self.inner.tables().windows.restore(removed);
@@ -514,21 +516,24 @@ impl Device for VerbsDevice {
 
     fn post_send(&self, qp: QpId, chain: &WrChain) -> Result<(), PostError> {
         let refused = |cause| PostError { posted: 0, cause };
-        let mut t = self.inner.tables();
-        let q = t.qps.get(&qp.0).cloned();
+        let mut tables = self.inner.tables();
+        let t = &mut *tables;
+        let q = t.qps.get(&qp.0);
         let q = q.ok_or(refused(DeviceError::new(Verb::PostSend, errno::EINVAL)))?;
-        let mut scratch = locked(&q.scratch);
-        if let Some(direct) = &q.direct
-            && let Some(posted) = post_windows(direct, qp, chain, &mut t)
-        {
-            return posted.inspect_err(|_| self.inner.suspect());
+        if let Some(direct) = &q.direct {
+            let parent = |mr: MrId| Some(t.mrs.get(mr.0)?.ptr());
+            if let Some(posted) = post_windows(direct, qp, chain, &mut t.windows, parent) {
+                return posted.inspect_err(|_| self.inner.suspect());
+            }
         }
-        if let Err(e) = scratch.build(qp, chain, &mut t) {
+        let q = Arc::clone(q);
+        let mut scratch = locked(&q.scratch);
+        if let Err(e) = scratch.build(qp, chain, t) {
             t.windows.settle_prefix(0);
             return Err(refused(e));
         }
         if !chain.iter().any(|wr| changes_a_window(&wr.op)) {
-            drop(t);
+            drop(tables);
             return scratch.post(&q, chain).inspect_err(|_| self.inner.suspect());
         }
         let posted = scratch.post(&q, chain);

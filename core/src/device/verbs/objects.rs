@@ -407,14 +407,6 @@ impl Mw {
         Rkey::from_bits(self.object.as_ref().map_or(0, |o| unsafe { (*o.ptr()).rkey }))
     }
 
-    /// Stores the key of an accepted bind, which the library leaves to its caller.
-    pub(super) fn set_key(&mut self, key: Rkey) {
-        if let Some(o) = &self.object {
-            // SAFETY: O1, O5.
-            unsafe { (*o.ptr()).rkey = key.to_bits() };
-        }
-    }
-
     pub(super) fn end(&mut self) -> Result<(), i32> {
         let Some(ops) = self.context.ops().windows else { return Ok(()) };
         let Some(object) = self.object.take() else { return Ok(()) };

@@ -2,7 +2,6 @@
 #![allow(unsafe_code)] // see the obligations in the parent module
 
 use super::context::last_errno;
-use super::direct::{Direct, Section};
 use super::objects::{Cq, Qp};
 use super::tables::Tables;
 use crate::device::{
@@ -202,59 +201,6 @@ impl Scratch {
     }
 }
 
-/// Puts a chain of binds and invalidations into the queue, without a list of WRs between; the
-/// windows it names change in `tables`. `None`, and nothing was posted or changed: there is a WR of
-/// another kind in it.
-///
-/// # Errors
-/// A WR that must not be posted: nothing was. Whatever else the provider refuses counts as posted
-/// whole, for it does not tell a full queue from a doorbell that it could not ring.
-pub(super) fn post_windows(
-    direct: &Direct,
-    qp: QpId,
-    chain: &WrChain,
-    tables: &mut Tables,
-) -> Option<Result<(), PostError>> {
-    // Messages, reads and writes stand at the end of a chain: usually this saves beginning one.
-    if !chain.last().is_some_and(|wr| changes_a_window(&wr.op)) {
-        return None;
-    }
-    let section = direct.start();
-    tables.windows.begin_direct();
-    for wr in chain.iter() {
-        if !put_window_wr(&section, &wr, qp, tables) {
-            tables.windows.undo_direct();
-            let cause = DeviceError::new(Verb::PostSend, errno::EINVAL);
-            let refused = Err(PostError { posted: 0, cause });
-            return changes_a_window(&wr.op).then_some(refused);
-        }
-    }
-    Some(refusal(Verb::PostSend, section.complete(), None, chain.len()))
-}
-
-/// False for a WR that must not be posted, or not so.
-#[inline]
-fn put_window_wr(s: &Section<'_>, wr: &Wr, qp: QpId, tables: &mut Tables) -> bool {
-    match wr.op {
-        WrOp::BindMw { mw, rkey, mr, addr, len, access } => {
-            let Some(parent) = tables.mrs.get(mr.0) else { return false };
-            let info = ffi::ibv_mw_bind_info {
-                mr: parent.ptr(),
-                addr: addr.0,
-                length: len,
-                mw_access_flags: access.bits(),
-            };
-            let put = |window| s.bind(wr, window, rkey, &info);
-            tables.windows.bind_direct(mw, rkey, (qp, mr), put)
-        }
-        WrOp::LocalInv(rkey) if tables.windows.invalidate_direct(rkey, qp) => {
-            s.invalidate(wr, rkey);
-            true
-        }
-        _ => false,
-    }
-}
-
 pub(super) fn changes_a_window(op: &WrOp) -> bool {
     matches!(op, WrOp::BindMw { .. } | WrOp::LocalInv(_))
 }
@@ -327,7 +273,7 @@ fn position<T>(first: *mut T, bad: *mut T, n: usize) -> Option<usize> {
 }
 
 /// The outcome of a post of `n` WRs.
-fn refusal(verb: Verb, rc: i32, bad: Option<usize>, n: usize) -> Result<(), PostError> {
+pub(super) fn refusal(verb: Verb, rc: i32, bad: Option<usize>, n: usize) -> Result<(), PostError> {
     let errno = match rc {
         0 => return Ok(()),
         -1 => last_errno(),
