@@ -50,6 +50,8 @@ pub struct Buffers {
     pub(crate) bufs: Bufs,
     /// In the order of the bytes; those of one buffer are neighbours.
     pub(crate) pieces: SmallVec<[Piece; 4]>,
+    /// Where in that list the ones of each buffer end.
+    ends: SmallVec<[u32; 4]>,
 }
 
 /// One range of one buffer.
@@ -70,8 +72,7 @@ impl Buffers {
     /// Appends a buffer of which one range counts.
     #[inline]
     pub fn push(&mut self, buf: DmaBuf, range: Range<usize>) {
-        self.pieces.push(Piece { buf: self.bufs.len(), range });
-        self.bufs.push(buf);
+        self.push_ranges(buf, [range]);
     }
 
     /// Appends a buffer of which several ranges count. The bytes between them are not the peer's
@@ -83,6 +84,7 @@ impl Buffers {
     pub fn push_ranges(&mut self, buf: DmaBuf, ranges: impl IntoIterator<Item = Range<usize>>) {
         let index = self.bufs.len();
         self.pieces.extend(ranges.into_iter().map(|range| Piece { buf: index, range }));
+        self.ends.push(u32::try_from(self.pieces.len()).unwrap_or(u32::MAX));
         self.bufs.push(buf);
     }
 
@@ -127,16 +129,35 @@ impl Buffers {
         if lost.is_empty() {
             return;
         }
+        let left = self.of_each().enumerate().filter(|(buf, _)| lost.binary_search(buf).is_err());
+        let mut end = 0;
+        let ends = left.map(|(_, pieces)| {
+            end += pieces.len() as u32;
+            end
+        });
+        self.ends = ends.collect();
         self.pieces.retain(|p| lost.binary_search(&p.buf).is_err());
         for p in &mut self.pieces {
             p.buf -= lost.partition_point(|&l| l < p.buf);
         }
     }
 
+    /// The pieces of each buffer, also while they are lent.
+    #[inline]
+    pub(crate) fn of_each(&self) -> impl Iterator<Item = &[Piece]> {
+        let (pieces, mut start) = (&self.pieces[..], 0);
+        self.ends.iter().map(move |&end| {
+            let of_one = pieces.get(start..end as usize).unwrap_or_default();
+            start = end as usize;
+            of_one
+        })
+    }
+
     /// Empties the list and keeps its memory.
     pub(crate) fn clear(&mut self) {
         self.bufs.clear();
         self.pieces.clear();
+        self.ends.clear();
     }
 }
 
@@ -266,15 +287,6 @@ impl Place {
         }
         self
     }
-}
-
-/// The pieces buffer by buffer; no buffer is without one.
-#[inline]
-pub(crate) fn by_buffer<'a>(
-    pieces: &'a [Piece],
-    lent: &'a [Lent],
-) -> impl Iterator<Item = (&'a [Piece], &'a Lent)> {
-    pieces.chunk_by(|a, b| a.buf == b.buf).zip(lent)
 }
 
 /// Where the payload bytes `range` lie, of which none lies before `from`: for each piece that has

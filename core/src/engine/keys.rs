@@ -51,7 +51,7 @@ pub(crate) enum KeyState {
 pub(crate) struct Region {
     pub(crate) kind: RegionKind,
     pub(crate) rkey: Rkey,
-    /// In the table, it counts only for a key that is not in step with others.
+    /// In the table, of a key that is in step with others, only that it is not dead.
     pub(crate) state: KeyState,
     /// Whether its state is that of its exposure's [`Step`].
     in_step: bool,
@@ -88,11 +88,12 @@ impl Region {
         self.tags == Region::TAGS && self.state == KeyState::Dead && self.kind.by_wr()
     }
 
-    /// Whether it is proven dead, idle, and has a tag left (rule 2, D-11).
+    /// Whether it is proven dead, and so idle, and has a tag left (rule 2, D-11).
     #[inline]
     fn may_be_staged(&self) -> bool {
+        debug_assert!(self.state != KeyState::Dead || self.exposure.is_none());
         let worn = self.tags == Region::TAGS && !mutant!("D-11");
-        self.exposure.is_none() && self.state == KeyState::Dead && !worn
+        self.state == KeyState::Dead && !worn
     }
 
     /// The key of the next registration.
@@ -317,9 +318,10 @@ impl KeyTable {
                 break;
             }
             r.next_key();
-            (r.in_step, r.exposure) = (true, Some(to));
-            *name = KeyName { region: id, rkey: r.rkey, turn: r.turn };
-            (window.mw, window.rkey) = (mw, r.rkey);
+            (r.in_step, r.state, r.exposure) = (true, KeyState::Staged, Some(to));
+            let (rkey, turn) = (r.rkey, r.turn);
+            *name = KeyName { region: id, rkey, turn };
+            (window.mw, window.rkey) = (mw, rkey);
             keys += 1;
         }
         self.steps.insert(to, Step { state: KeyState::Staged, keys });

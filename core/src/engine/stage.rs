@@ -2,7 +2,7 @@
 //! posted.
 
 use super::Engine;
-use super::buffers::{Lent, Place, by_buffer, spans};
+use super::buffers::{Lent, Place, spans};
 use super::exposure::{Exposure, ExposureId, ExposureState, LocalId, Part};
 use super::keys::{KeyState, Region, RegionKind};
 use super::ledger::Rule;
@@ -47,7 +47,7 @@ impl<D: Device> Engine<D> {
         shapes.clear();
         let page = u64::from(self.caps.page_size);
         if let Some(e) = self.slots.exposures.get(id) {
-            for (pieces, lent) in by_buffer(&e.buffers.pieces, &e.lent) {
+            for (pieces, lent) in e.buffers.of_each().zip(&e.lent) {
                 shapes.extend(pieces.iter().map(|p| {
                     // A bounced piece is copied to the start of a page.
                     let addr = lent.mapped.map_or(0, |a| a.0 + p.range.start as u64);
@@ -125,12 +125,12 @@ impl<D: Device> Engine<D> {
     fn stage_each(&mut self, id: ExposureId, each: &[RegionId]) -> bool {
         let Some(e) = self.slots.exposures.get_mut(id) else { return false };
         let Exposure { buffers, lent, regions, windows, segments, grant, .. } = &mut **e;
-        let pieces = &buffers.pieces[..];
-        if !self.arenas.is_empty() || !regions.is_empty() || each.len() != pieces.len() {
+        let count = buffers.pieces.len();
+        if !self.arenas.is_empty() || !regions.is_empty() || each.len() != count {
             return false;
         }
         let (mut parents, mut found) = (&mut windows.keys[..], 0);
-        for (pieces, lent) in by_buffer(pieces, lent) {
+        for (pieces, lent) in buffers.of_each().zip(&*lent) {
             let Some(local) = lent.local(&self.domain.queue) else { return false };
             let Some((of_buffer, rest)) = parents.split_at_mut_checked(pieces.len()) else {
                 return false;
@@ -149,10 +149,11 @@ impl<D: Device> Engine<D> {
         regions.extend_from_slice(each);
         let (grant, epoch) = (*grant, self.epoch);
         let mut names = &windows.names[..];
-        for (pieces, lent) in by_buffer(pieces, lent) {
+        for (pieces, lent) in buffers.of_each().zip(&*lent) {
             let base = lent.mapped.map_or(0, |a| a.0);
             segments.extend(names.iter().zip(pieces).map(|(name, piece)| {
-                let (addr, len) = (base + piece.range.start as u64, piece.range.len() as u64);
+                let (start, end) = (piece.range.start as u64, piece.range.end as u64);
+                let (addr, len) = (base + start, end - start);
                 Segment { rkey: name.rkey, addr, len, grant, epoch }
             }));
             names = names.get(pieces.len()..).unwrap_or_default();

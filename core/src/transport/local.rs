@@ -245,7 +245,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     /// SGEs over the ranges, each with the key of its buffer's own local MR.
     fn sges(
         &mut self,
-        pieces: &[Piece],
+        buffers: &Buffers,
         lent: &mut [Lent],
         runs: &Runs,
         write: bool,
@@ -256,8 +256,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         let mut sges = Sges::new();
         let mut remote = runs.iter().map(|r| r.len);
         let mut left = remote.next().unwrap_or(0);
-        // No buffer is without a range, and its ranges are neighbours.
-        for (pieces, lent) in pieces.chunk_by(|a, b| a.buf == b.buf).zip(lent) {
+        for (pieces, lent) in buffers.of_each().zip(lent) {
             let whole = if once { None } else { self.whole_lkey(pieces, lent)? };
             let base = lent.mapped.map_or(0, |a| a.0);
             for Piece { range, .. } in pieces {
@@ -373,7 +372,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         let slot = self.eng.slots.locals.get_mut(id);
         let mut lent = slot.map(|op| std::mem::take(&mut op.lent)).unwrap_or_default();
         self.eng.lend(buffers, &mut lent, true)?;
-        let sges = self.sges(&buffers.pieces, &mut lent, runs, write).inspect_err(|_| {
+        let sges = self.sges(buffers, &mut lent, runs, write).inspect_err(|_| {
             // Nothing was posted: no WR names these bytes.
             let lost = self.eng.give_back(&mut lent, Fenced::mint, &mut buffers.bufs);
             buffers.forget(&lost);

@@ -3,6 +3,7 @@
 use super::error::Refusal;
 use crate::engine::buffers::{Buffers, Piece};
 use crate::mem::DmaBuf;
+use std::ops::Range;
 
 /// The bytes of all ranges together. `may` is asked once for each buffer, with the index of its
 /// first range.
@@ -17,29 +18,44 @@ pub(super) fn check(
     if buffers.bufs.is_empty() {
         return Err(Refusal::Empty);
     }
-    let (mut bytes, mut bufs, mut len, mut last_end) = (0u64, 0, 0, 0);
-    for (index, Piece { buf, range }) in buffers.pieces.iter().enumerate() {
-        let (start, end) = (range.start, range.end);
-        if start >= end {
-            return Err(Refusal::ZeroLength { index });
+    let (mut bytes, mut first) = (0u64, 0);
+    for (buffer, (buf, pieces)) in buffers.bufs.iter().zip(buffers.of_each()).enumerate() {
+        let (Some(one), Some(last)) = (pieces.first(), pieces.last()) else {
+            return Err(Refusal::NoRanges { buffer });
+        };
+        let (len, mut end) = (buf.len(), one.range.start);
+        for Piece { range, .. } in pieces {
+            if range.start >= range.end || range.start < end {
+                return Err(wrong(pieces, first, len));
+            }
+            bytes = bytes.saturating_add((range.end - range.start) as u64);
+            end = range.end;
         }
-        if *buf >= bufs {
-            let next = buffers.bufs.get(bufs).filter(|_| *buf == bufs);
-            let next = next.ok_or(Refusal::NoRanges { buffer: bufs })?;
-            may(index, next)?;
-            (bufs, len, last_end) = (bufs + 1, next.len(), 0);
+        if last.range.end > len {
+            return Err(wrong(pieces, first, len));
+        }
+        may(first, buf)?;
+        first += pieces.len();
+    }
+    Ok(bytes)
+}
+
+/// What is wrong with the ranges of one buffer of `len` bytes, of which the first has this index.
+#[cold]
+fn wrong(pieces: &[Piece], first: usize, len: usize) -> Refusal {
+    let mut last_end = 0;
+    for (index, Piece { range: Range { start, end }, .. }) in (first..).zip(pieces) {
+        let (start, end) = (*start, *end);
+        if start >= end {
+            return Refusal::ZeroLength { index };
         }
         if start < last_end {
-            return Err(Refusal::Overlap { index, start, end: last_end });
+            return Refusal::Overlap { index, start, end: last_end };
         }
         if end > len {
-            return Err(Refusal::OutOfRange { index, end, len });
+            return Refusal::OutOfRange { index, end, len };
         }
-        bytes = bytes.saturating_add((end - start) as u64);
         last_end = end;
     }
-    match bufs < buffers.bufs.len() {
-        true => Err(Refusal::NoRanges { buffer: bufs }),
-        false => Ok(bytes),
-    }
+    Refusal::OutOfRange { index: first, end: last_end, len }
 }
