@@ -7,7 +7,7 @@
 //! writing. Neither reaches a program's buffer, and no key grants both directions (MAP-16).
 
 use super::Engine;
-use super::buffers::{Lent, Place, spans};
+use super::buffers::{Lent, Place};
 use super::exposure::ExposureId;
 use super::keys::RegionKind;
 use crate::device::{Device, DeviceError, LimitInfo, Verb, errno};
@@ -164,7 +164,7 @@ impl<D: Device> Engine<D> {
         let Some(arena) = self.arenas.iter().find(|a| a.grant == e.grant) else { return };
         let mut buf = [0u8; CHUNK];
         let mut arena_at = at as usize;
-        for (i, span) in spans(&e.buffers.pieces, Place::default(), range) {
+        for (i, span) in e.buffers.spans(Place::default(), range) {
             let Some(Lent { bytes, .. }) = e.lent.get(i) else { return };
             let mut pos = span.start;
             while pos < span.end {

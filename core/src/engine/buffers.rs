@@ -9,7 +9,6 @@ use crate::mutants::mutant;
 use crate::sync::Arc;
 use crate::types::{DmaAddr, MrId};
 use smallvec::SmallVec;
-use std::iter::{Enumerate, Peekable};
 use std::ops::Range;
 
 /// The buffers of a list, each once.
@@ -48,19 +47,14 @@ pub(crate) type Bufs = SmallVec<[DmaBuf; 4]>;
 pub struct Buffers {
     /// Those that the program sees. Empty while they are lent.
     pub(crate) bufs: Bufs,
-    /// In the order of the bytes; those of one buffer are neighbours.
+    /// In the order of the bytes: those of the first buffer, those of the second...
     pub(crate) pieces: SmallVec<[Piece; 4]>,
-    /// Where in that list the ones of each buffer end.
-    ends: SmallVec<[u32; 4]>,
+    /// For each buffer, where the pieces of the next one begin.
+    ends: SmallVec<[usize; 4]>,
 }
 
 /// One range of one buffer.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Piece {
-    /// Which of the list's buffers.
-    pub(crate) buf: usize,
-    pub(crate) range: Range<usize>,
-}
+pub(crate) type Piece = Range<usize>;
 
 impl Buffers {
     /// No buffer yet.
@@ -82,9 +76,8 @@ impl Buffers {
     /// Bytes of the buffer. Each range begins where the one before it ends, or later: a transport
     /// refuses any other list, and one without a range.
     pub fn push_ranges(&mut self, buf: DmaBuf, ranges: impl IntoIterator<Item = Range<usize>>) {
-        let index = self.bufs.len();
-        self.pieces.extend(ranges.into_iter().map(|range| Piece { buf: index, range }));
-        self.ends.push(u32::try_from(self.pieces.len()).unwrap_or(u32::MAX));
+        self.pieces.extend(ranges);
+        self.ends.push(self.pieces.len());
         self.bufs.push(buf);
     }
 
@@ -108,13 +101,14 @@ impl Buffers {
 
     /// The ranges of one of [`bufs`](Buffers::bufs), in order.
     pub fn ranges(&self, buf: usize) -> impl Iterator<Item = Range<usize>> + '_ {
-        self.pieces.iter().filter(move |p| p.buf == buf).map(|p| p.range.clone())
+        self.of_each().nth(buf).unwrap_or_default().iter().cloned()
     }
 
     /// The ranges in the order of the bytes, each with its buffer: a buffer of several ranges comes
     /// several times.
     pub fn iter(&self) -> impl Iterator<Item = (&DmaBuf, &Range<usize>)> {
-        self.pieces.iter().filter_map(|p| Some((self.bufs.get(p.buf)?, &p.range)))
+        let each = self.bufs.iter().zip(self.of_each());
+        each.flat_map(|(buf, ranges)| ranges.iter().map(move |range| (buf, range)))
     }
 
     /// The first buffer; for those who gave one.
@@ -123,34 +117,55 @@ impl Buffers {
         self.bufs.into_iter().next()
     }
 
+    /// The pieces of each buffer in turn.
+    #[inline]
+    pub(crate) fn of_each(&self) -> impl Iterator<Item = &[Piece]> {
+        let mut start = 0;
+        self.ends.iter().map(move |&end| {
+            let pieces = self.pieces.get(start..end).unwrap_or_default();
+            start = end;
+            pieces
+        })
+    }
+
+    /// Which buffer a piece is of.
+    #[inline]
+    pub(crate) fn buf_of(&self, piece: usize) -> usize {
+        self.ends.partition_point(|&end| end <= piece)
+    }
+
+    /// Where the payload bytes `range` lie, of which none lies before `from`: for each piece that
+    /// has some of them the index of its buffer, and the bytes there.
+    pub(crate) fn spans(
+        &self,
+        from: Place,
+        range: Range<u64>,
+    ) -> impl Iterator<Item = (usize, Range<usize>)> + '_ {
+        let Place { piece: first, mut start } = from.seek(&self.pieces, range.start);
+        self.pieces.iter().enumerate().skip(first).map_while(move |(i, p)| {
+            let end = start + p.len() as u64;
+            let from = range.start.max(start);
+            let to = range.end.min(end);
+            let hit = (from < to).then(|| {
+                let at = p.start + (from - start) as usize;
+                (self.buf_of(i), at..at + (to - from) as usize)
+            });
+            start = end;
+            hit
+        })
+    }
+
     /// Drops the ranges of buffers that did not come back; `lost` are their indices among all that
     /// were lent, in order.
     pub(crate) fn forget(&mut self, lost: &[usize]) {
-        if lost.is_empty() {
-            return;
+        for &buf in lost.iter().rev() {
+            let start = buf.checked_sub(1).and_then(|b| self.ends.get(b)).copied().unwrap_or(0);
+            if buf < self.ends.len() {
+                let count = self.ends.remove(buf) - start;
+                self.pieces.drain(start..start + count);
+                self.ends.iter_mut().skip(buf).for_each(|end| *end -= count);
+            }
         }
-        let left = self.of_each().enumerate().filter(|(buf, _)| lost.binary_search(buf).is_err());
-        let mut end = 0;
-        let ends = left.map(|(_, pieces)| {
-            end += pieces.len() as u32;
-            end
-        });
-        self.ends = ends.collect();
-        self.pieces.retain(|p| lost.binary_search(&p.buf).is_err());
-        for p in &mut self.pieces {
-            p.buf -= lost.partition_point(|&l| l < p.buf);
-        }
-    }
-
-    /// The pieces of each buffer, also while they are lent.
-    #[inline]
-    pub(crate) fn of_each(&self) -> impl Iterator<Item = &[Piece]> {
-        let (pieces, mut start) = (&self.pieces[..], 0);
-        self.ends.iter().map(move |&end| {
-            let of_one = pieces.get(start..end as usize).unwrap_or_default();
-            start = end as usize;
-            of_one
-        })
     }
 
     /// Empties the list and keeps its memory.
@@ -193,21 +208,22 @@ impl FromIterator<(DmaBuf, Range<usize>)> for Buffers {
 /// [`ranges`](Buffers::ranges) first, or keep the list, to expose the same ones again.
 #[derive(Debug)]
 pub struct IntoIter {
-    bufs: Enumerate<smallvec::IntoIter<[DmaBuf; 4]>>,
-    pieces: Peekable<smallvec::IntoIter<[Piece; 4]>>,
+    bufs: smallvec::IntoIter<[DmaBuf; 4]>,
+    pieces: smallvec::IntoIter<[Piece; 4]>,
+    ends: smallvec::IntoIter<[usize; 4]>,
+    /// Pieces that came already.
+    at: usize,
 }
 
 impl Iterator for IntoIter {
     type Item = (DmaBuf, Range<usize>);
 
     fn next(&mut self) -> Option<Self::Item> {
-        let (index, buf) = self.bufs.next()?;
-        let mut of_buf = || self.pieces.next_if(|p| p.buf == index).map(|p| p.range);
-        let mut all = of_buf().unwrap_or_default();
-        while let Some(range) = of_buf() {
-            all = all.start.min(range.start)..all.end.max(range.end);
-        }
-        Some((buf, all))
+        let (buf, end) = (self.bufs.next()?, self.ends.next()?);
+        let ranges = self.pieces.by_ref().take(end - self.at);
+        self.at = end;
+        let all = ranges.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end));
+        Some((buf, all.unwrap_or_default()))
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
@@ -222,8 +238,9 @@ impl IntoIterator for Buffers {
     type IntoIter = IntoIter;
 
     fn into_iter(self) -> IntoIter {
-        let (bufs, pieces) = (self.bufs.into_iter(), self.pieces.into_iter());
-        IntoIter { bufs: bufs.enumerate(), pieces: pieces.peekable() }
+        let Buffers { bufs, pieces, ends } = self;
+        let (bufs, pieces, ends) = (bufs.into_iter(), pieces.into_iter(), ends.into_iter());
+        IntoIter { bufs, pieces, ends, at: 0 }
     }
 }
 
@@ -279,7 +296,7 @@ impl Place {
             self = Place::default();
         }
         while let Some(p) = pieces.get(self.piece) {
-            let end = self.start + p.range.len() as u64;
+            let end = self.start + p.len() as u64;
             if byte < end {
                 break;
             }
@@ -287,27 +304,6 @@ impl Place {
         }
         self
     }
-}
-
-/// Where the payload bytes `range` lie, of which none lies before `from`: for each piece that has
-/// some of them the index of its buffer, and the bytes there.
-pub(crate) fn spans(
-    pieces: &[Piece],
-    from: Place,
-    range: Range<u64>,
-) -> impl Iterator<Item = (usize, Range<usize>)> + '_ {
-    let Place { piece: first, mut start } = from.seek(pieces, range.start);
-    pieces.iter().skip(first).map_while(move |p| {
-        let end = start + p.range.len() as u64;
-        let from = range.start.max(start);
-        let to = range.end.min(end);
-        let hit = (from < to).then(|| {
-            let at = p.range.start + (from - start) as usize;
-            (p.buf, at..at + (to - from) as usize)
-        });
-        start = end;
-        hit
-    })
 }
 
 #[cfg(test)]
@@ -324,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_is_taken_apart_buffer_by_buffer_and_looked_at_range_by_range() {
+    fn a_list_is_taken_apart_buffer_of_each_and_looked_at_range_by_range() {
         let seen: Vec<_> = list().iter().map(|(buf, range)| (buf.len(), range.clone())).collect();
         assert_eq!(seen, [(10, 1..9), (20, 2..4), (20, 4..5), (20, 18..20), (40, 0..40)]);
         assert_eq!((list().count(), list().bufs().len()), (5, 4));
@@ -349,13 +345,13 @@ mod tests {
     #[test]
     fn payload_bytes_are_found_in_ranges_of_one_buffer_and_of_the_next() {
         let list = list();
-        let find = |range| spans(&list.pieces, Place::default(), range).collect::<Vec<_>>();
+        let find = |range| list.spans(Place::default(), range).collect::<Vec<_>>();
         assert_eq!(find(0..8), [(0, 1..9)]);
         assert_eq!(find(7..12), [(0, 8..9), (1, 2..4), (1, 4..5), (1, 18..19)]);
         assert_eq!(find(12..14), [(1, 19..20), (3, 0..1)]);
         let at = Place::default().seek(&list.pieces, 11);
         assert_eq!((at.piece, at.start), (3, 11));
-        assert_eq!(spans(&list.pieces, at, 11..12).collect::<Vec<_>>(), [(1, 18..19)]);
-        assert_eq!(spans(&list.pieces, at, 0..1).collect::<Vec<_>>(), [(0, 1..2)]);
+        assert_eq!(list.spans(at, 11..12).collect::<Vec<_>>(), [(1, 18..19)]);
+        assert_eq!(list.spans(at, 0..1).collect::<Vec<_>>(), [(0, 1..2)]);
     }
 }

@@ -1,7 +1,7 @@
 //! What a strategy may do to regions, and only within the call it was given it for.
 
 use super::Engine;
-use super::buffers::{Place, spans};
+use super::buffers::Place;
 use super::exposure::{Exposure, ExposureId, Part};
 use super::keys::{KeyState, RegionKind};
 use crate::device::{Device, DeviceError, FastMrKind, Verb, errno};
@@ -61,7 +61,7 @@ impl<'a, D: Device> Ctl<'a, D> {
     /// Where the device sees `bytes`, if they lie in one range, and the rights of the exposure.
     fn one_range(&self, id: ExposureId, bytes: Range<u64>) -> Option<(DmaAddr, Access)> {
         let e = self.eng.slots.exposures.get(id)?;
-        let mut parts = spans(&e.buffers.pieces, last_place(e), bytes);
+        let mut parts = e.buffers.spans(last_place(e), bytes);
         let (i, span) = parts.next()?;
         let base = e.lent.get(i)?.mapped?;
         let alone = parts.next().is_none();

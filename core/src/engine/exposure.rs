@@ -345,11 +345,11 @@ fn fresh_flag(flag: &mut Arc<SlotFlag>, bell: &Arc<AtomicUsize>) -> Arc<SlotFlag
 impl Exposure {
     /// Total bytes of all parts.
     pub(crate) fn len(&self) -> u64 {
-        self.buffers.pieces.iter().map(|p| p.range.len() as u64).sum()
+        self.buffers.pieces.iter().map(|p| p.len() as u64).sum()
     }
 
     /// The buffer that a piece is a range of.
     pub(crate) fn lent_at(&self, piece: usize) -> Option<&Lent> {
-        self.lent.get(self.buffers.pieces.get(piece)?.buf)
+        self.lent.get(self.buffers.buf_of(piece))
     }
 }

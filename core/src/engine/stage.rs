@@ -2,7 +2,7 @@
 //! posted.
 
 use super::Engine;
-use super::buffers::{Lent, Place, spans};
+use super::buffers::{Lent, Place};
 use super::exposure::{Exposure, ExposureId, ExposureState, LocalId, Part};
 use super::keys::{KeyState, Region, RegionKind};
 use super::ledger::Rule;
@@ -45,13 +45,15 @@ impl<D: Device> Engine<D> {
     pub(crate) fn take_shapes(&mut self, id: ExposureId) -> Vec<SegShape> {
         let mut shapes = std::mem::take(&mut self.shapes);
         shapes.clear();
-        let page = u64::from(self.caps.page_size);
+        // Sizes are refused for pages that are no power of two.
+        let in_page = u64::from(self.caps.page_size).wrapping_sub(1);
         if let Some(e) = self.slots.exposures.get(id) {
             for (pieces, lent) in e.buffers.of_each().zip(&e.lent) {
+                // A bounced piece is copied to the start of a page.
+                let (base, from) = lent.mapped.map_or((0, 0), |a| (a.0, in_page));
                 shapes.extend(pieces.iter().map(|p| {
-                    // A bounced piece is copied to the start of a page.
-                    let addr = lent.mapped.map_or(0, |a| a.0 + p.range.start as u64);
-                    SegShape { page_offset: (addr % page) as u32, len: p.range.len() as u64 }
+                    let page_offset = (base.wrapping_add(p.start as u64) & from) as u32;
+                    SegShape { page_offset, len: (p.end - p.start) as u64 }
                 }));
             }
         }
@@ -125,8 +127,8 @@ impl<D: Device> Engine<D> {
     fn stage_each(&mut self, id: ExposureId, each: &[RegionId]) -> bool {
         let Some(e) = self.slots.exposures.get_mut(id) else { return false };
         let Exposure { buffers, lent, regions, windows, segments, grant, .. } = &mut **e;
-        let count = buffers.pieces.len();
-        if !self.arenas.is_empty() || !regions.is_empty() || each.len() != count {
+        let pieces = buffers.count();
+        if !self.arenas.is_empty() || !regions.is_empty() || each.len() != pieces {
             return false;
         }
         let (mut parents, mut found) = (&mut windows.keys[..], 0);
@@ -152,8 +154,7 @@ impl<D: Device> Engine<D> {
         for (pieces, lent) in buffers.of_each().zip(&*lent) {
             let base = lent.mapped.map_or(0, |a| a.0);
             segments.extend(names.iter().zip(pieces).map(|(name, piece)| {
-                let (start, end) = (piece.range.start as u64, piece.range.end as u64);
-                let (addr, len) = (base + start, end - start);
+                let (addr, len) = (base + piece.start as u64, (piece.end - piece.start) as u64);
                 Segment { rkey: name.rkey, addr, len, grant, epoch }
             }));
             names = names.get(pieces.len()..).unwrap_or_default();
@@ -195,16 +196,17 @@ impl<D: Device> Engine<D> {
                 }
                 at = at.seek(&buffers.pieces, bytes.start);
                 let Some(piece) = buffers.pieces.get(at.piece) else { return Err(NOT_COVERED) };
-                let Some(lent) = lent.get(piece.buf) else { return Err(NOT_COVERED) };
+                let buf = buffers.buf_of(at.piece);
+                let Some(lent) = lent.get(buf) else { return Err(NOT_COVERED) };
                 if let RegionKind::Window { .. } = staging.region().kind {
-                    if bytes.end - at.start > piece.range.len() as u64 {
+                    if bytes.end - at.start > piece.len() as u64 {
                         return lie(TOO_MUCH);
                     }
                     if lent.local(&self.domain.queue).is_none() {
-                        break piece.buf;
+                        break buf;
                     }
-                    self.stats.local_hits += u64::from(parent != Some(piece.buf));
-                    parent = Some(piece.buf);
+                    self.stats.local_hits += u64::from(parent != Some(buf));
+                    parent = Some(buf);
                 } else {
                     fits_page_list(segs, bytes, staging.region().kind).map_err(BadMap::Lie)?;
                 }
@@ -213,7 +215,7 @@ impl<D: Device> Engine<D> {
                         "strategy wished to register a region whose key is not proven dead",
                     );
                 };
-                let base = lent.mapped.map_or(0, |a| a.0 + piece.range.start as u64);
+                let base = lent.mapped.map_or(0, |a| a.0 + piece.start as u64);
                 let (addr, len) = (base + (bytes.start - at.start), bytes.end - bytes.start);
                 regions.push(*region);
                 parts.push(Part { bytes: bytes.clone(), at });
@@ -249,7 +251,7 @@ impl<D: Device> Engine<D> {
         let keys = &self.keys;
         let Some(e) = self.slots.exposures.get_mut(id) else { return };
         let (lent, grant, segments) = (&e.lent, e.grant, &mut e.segments);
-        let pieces = &e.buffers.pieces;
+        let buffers = &e.buffers;
         segments.clear();
         for (part, region) in e.parts.iter().zip(&e.regions) {
             let Some(r) = keys.get(*region) else { continue };
@@ -257,14 +259,15 @@ impl<D: Device> Engine<D> {
                 RegionKind::Bounce { at, grant, .. } => {
                     arenas.iter().find(|a| a.grant == grant).map_or(0, |a| a.addr.0 + at)
                 }
-                _ => spans(pieces, part.at, part.bytes.clone())
+                _ => buffers
+                    .spans(part.at, part.bytes.clone())
                     .next()
                     .and_then(|(i, s)| Some(lent.get(i)?.mapped?.0 + s.start as u64))
                     .unwrap_or(0),
             };
             let mut len = part.bytes.end - part.bytes.start;
             if mutant!("D-04") {
-                let first = spans(pieces, part.at, part.bytes.clone()).next();
+                let first = buffers.spans(part.at, part.bytes.clone()).next();
                 len = first.map_or(len, |(_, s)| s.len() as u64);
             }
             segments.push(Segment { rkey: r.rkey, addr, len, grant, epoch });
@@ -613,7 +616,7 @@ fn registration(
         RegionKind::Ordinary { .. } | RegionKind::Bounce { .. } => return None,
     };
     let part = e.parts.get(k)?;
-    let runs = spans(&e.buffers.pieces, part.at, part.bytes.clone());
+    let runs = e.buffers.spans(part.at, part.bytes.clone());
     let pages = chain.add_pages(runs.flat_map(|(i, s)| {
         let base = e.lent.get(i).and_then(|l| l.mapped).map_or(0, |a| a.0);
         page_entries(base + s.start as u64, s.len() as u64, page)

@@ -221,7 +221,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         write: bool,
         one_wr: bool,
     ) -> Result<(), Refusal> {
-        let lens = buffers.pieces.iter().map(|p| p.range.len() as u64);
+        let lens = buffers.pieces.iter().map(|p| p.len() as u64);
         let sges = lens.clone().map(|n| n.div_ceil(WR_BYTES)).sum::<u64>() as usize;
         let (limit, total) = (self.sges_of_one(write), lens.sum::<u64>());
         if one_wr && (sges > limit || total > WR_BYTES) {
@@ -259,7 +259,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         for (pieces, lent) in buffers.of_each().zip(lent) {
             let whole = if once { None } else { self.whole_lkey(pieces, lent)? };
             let base = lent.mapped.map_or(0, |a| a.0);
-            for Piece { range, .. } in pieces {
+            for range in pieces {
                 let lkey = match whole {
                     Some(lkey) => lkey,
                     None if once => self.eng.sink_mr(lent, range)?,
@@ -291,7 +291,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         match self.eng.local_mr(lent) {
             Ok((_, lkey)) => Ok(Some(lkey)),
             Err(e) => {
-                let needed: usize = pieces.iter().map(|p| p.range.len()).sum();
+                let needed: usize = pieces.iter().map(|p| p.len()).sum();
                 let less = e.is_no_room() && needed < lent.bytes.len();
                 if less { Ok(None) } else { Err(e) }
             }

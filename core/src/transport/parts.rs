@@ -19,33 +19,35 @@ pub(super) fn check(
         return Err(Refusal::Empty);
     }
     let (mut bytes, mut first) = (0u64, 0);
-    for (buffer, (buf, pieces)) in buffers.bufs.iter().zip(buffers.of_each()).enumerate() {
-        let (Some(one), Some(last)) = (pieces.first(), pieces.last()) else {
+    for (buffer, (buf, ranges)) in buffers.bufs.iter().zip(buffers.of_each()).enumerate() {
+        let Some(start) = ranges.first().map(|r| r.start) else {
             return Err(Refusal::NoRanges { buffer });
         };
-        let (len, mut end) = (buf.len(), one.range.start);
-        for Piece { range, .. } in pieces {
+        // If they ascend and do not overlap, all are inside the buffer if the last one is, and so
+        // is their sum.
+        let (mut end, mut sum) = (start, 0);
+        for range in ranges {
             if range.start >= range.end || range.start < end {
-                return Err(wrong(pieces, first, len));
+                return Err(wrong(ranges, first, buf.len()));
             }
-            bytes = bytes.saturating_add((range.end - range.start) as u64);
+            sum += range.end - range.start;
             end = range.end;
         }
-        if last.range.end > len {
-            return Err(wrong(pieces, first, len));
+        if end > buf.len() {
+            return Err(wrong(ranges, first, buf.len()));
         }
         may(first, buf)?;
-        first += pieces.len();
+        bytes = bytes.saturating_add(sum as u64);
+        first += ranges.len();
     }
     Ok(bytes)
 }
 
 /// What is wrong with the ranges of one buffer of `len` bytes, of which the first has this index.
 #[cold]
-fn wrong(pieces: &[Piece], first: usize, len: usize) -> Refusal {
+fn wrong(ranges: &[Piece], first: usize, len: usize) -> Refusal {
     let mut last_end = 0;
-    for (index, Piece { range: Range { start, end }, .. }) in (first..).zip(pieces) {
-        let (start, end) = (*start, *end);
+    for (index, &Range { start, end }) in (first..).zip(ranges) {
         if start >= end {
             return Refusal::ZeroLength { index };
         }
