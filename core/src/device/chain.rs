@@ -149,8 +149,19 @@ impl WrChain {
             return self.singles.extend(run.wrs());
         }
         let WindowRun { first, signaled, windows, bind } = run;
-        let count = windows.len();
-        self.runs.push(Run { first, count, signaled, bind: bind.map(|(access, _)| access) });
+        let (count, rights) = (windows.len(), bind.map(|(access, _)| access));
+        match self.runs.last_mut() {
+            // It goes on as the last one does.
+            Some(last)
+                if last.bind == rights
+                    && !last.signaled
+                    && last.first.0.wrapping_add(last.count as u64) == first.0 =>
+            {
+                last.count += count;
+                last.signaled = signaled;
+            }
+            _ => self.runs.push(Run { first, count, signaled, bind: rights }),
+        }
         self.windows.extend_from_slice(windows);
         if let Some((_, segments)) = bind {
             self.segments.extend_from_slice(segments);
@@ -263,6 +274,17 @@ mod tests {
         let (addr, len) = (DmaAddr(seg.addr), seg.len);
         assert_eq!(of(30), Some(WrOp::BindMw { mw, rkey, mr, addr, len, access }));
         assert_eq!(of(22), Some(WrOp::LocalInv(keys[2].rkey)));
+        chain.clear();
+        chain.push_run(bind(10, false, 0..2));
+        chain.push_run(bind(12, true, 2..4));
+        chain.push_run(bind(14, false, 0..1));
+        chain.push_run(bind(16, false, 0..1));
+        let of = |runs: Option<&WindowRun<'_>>| runs.map(|r| (r.first.0, r.windows.len()));
+        let runs: Vec<WindowRun<'_>> = chain.only_runs().unwrap().collect();
+        assert_eq!(of(runs.first()), Some((10, 4)), "one goes on as the other");
+        assert_eq!((runs.len(), of(runs.last())), (3, Some((16, 1))));
+        let ids: Vec<(u64, bool)> = chain.iter().map(|wr| (wr.wr_id.0, wr.signaled)).collect();
+        assert_eq!(ids[..4], [(10, false), (11, false), (12, false), (13, true)]);
         chain.clear();
         assert!(chain.is_empty() && chain.last().is_none() && !chain.signal_last());
         chain.push_run(bind(1, false, 0..2));

@@ -5,7 +5,7 @@
 use super::context::{Context, Object};
 use super::post::refusal;
 use super::windows::Windows;
-use crate::device::{DeviceError, PostError, Verb, WindowRun, Wr, WrChain, errno};
+use crate::device::{DeviceError, PostError, Verb, WindowKey, WindowRun, Wr, WrChain, errno};
 use crate::types::{Access, MrId, QpId, Rkey, Segment};
 use ibverbs_sys as ffi;
 use std::mem::offset_of;
@@ -133,20 +133,24 @@ impl Section<'_> {
     ) -> usize {
         let mw_access_flags = access.bits();
         let mut info = ffi::ibv_mw_bind_info { mw_access_flags, ..Default::default() };
-        let (call, mut next) = (self.of.bind, Next::of(self.qp, run));
+        let (call, all) = (self.of.bind, run.windows.len().min(segments.len()));
         let mut done = 0;
-        while let (Some(window), Some(segments)) = (run.windows.get(done), segments.get(done..)) {
-            let Some(mr) = parent(window.mr) else { break };
+        while let Some(WindowKey { mr, .. }) = run.windows.get(done)
+            && let Some(mr) = parent(*mr)
+        {
             info.mr = mr;
+            let (next, mut id) = self.next(&run, done, all);
             let put = |window, key: Rkey, segment: &Segment| {
-                next.name();
+                self.name(id);
+                id += 1;
                 info.addr = segment.addr;
                 info.length = segment.len;
                 // SAFETY: O1, O4, O5, O8.
-                unsafe { call(next.qp, window, key.to_bits(), &info) };
+                unsafe { call(self.qp, window, key.to_bits(), &info) };
             };
-            let rest = run.windows.get(done..).unwrap_or(&[]);
-            match windows.bind_run(from + done, rest, segments, qp, put) {
+            let keys = run.windows.get(done..next).unwrap_or(&[]);
+            let segments = segments.get(done..next).unwrap_or(&[]);
+            match windows.bind_run(from + done, keys, segments, qp, put) {
                 0 => break,
                 n => done += n,
             }
@@ -157,20 +161,42 @@ impl Section<'_> {
     /// Puts the invalidations of a run in, up to one that must not be; returns how many.
     #[inline(never)]
     fn put_invalidations(&self, windows: &mut Windows, run: WindowRun<'_>, qp: QpId) -> usize {
-        let (call, mut next) = (self.of.invalidate, Next::of(self.qp, run));
+        let (call, all) = (self.of.invalidate, run.windows.len());
         let mut done = 0;
-        while let Some(rest) = run.windows.get(done..).filter(|rest| !rest.is_empty()) {
+        while done < all {
+            let (next, mut id) = self.next(&run, done, all);
             let put = |key: Rkey| {
-                next.name();
+                self.name(id);
+                id += 1;
                 // SAFETY: O1, O8.
-                unsafe { call(next.qp, key.to_bits()) };
+                unsafe { call(self.qp, key.to_bits()) };
             };
-            match windows.invalidate_run(rest, qp, put) {
+            let keys = run.windows.get(done..next).unwrap_or(&[]);
+            match windows.invalidate_run(keys, qp, put) {
                 0 => break,
                 n => done += n,
             }
         }
         done
+    }
+
+    /// Sets the flags of the WR at this place of a run and of those after it that have the same.
+    /// Returns where these end, at most at `all`, and the cookie of the first.
+    #[inline]
+    fn next(&self, run: &WindowRun<'_>, place: usize, all: usize) -> (usize, u64) {
+        let plain = run.windows.len().saturating_sub(usize::from(run.signaled));
+        let signaled = ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
+        let (flags, end) = if place < plain { (0, plain) } else { (signaled, all) };
+        // SAFETY: O1, O8: the provider reads this in the calls that follow, of this section.
+        unsafe { (*self.qp).wr_flags = flags };
+        (end.min(all), run.first.0 + place as u64)
+    }
+
+    /// Sets the cookie of the next WR.
+    #[inline]
+    fn name(&self, id: u64) {
+        // SAFETY: O1, O8: the provider reads this in the call that follows, of this section.
+        unsafe { (*self.qp).wr_id = id };
     }
 
     /// Posts them with one doorbell; what the provider answers.
@@ -179,36 +205,6 @@ impl Section<'_> {
         self.open = false;
         // SAFETY: O1, O8.
         unsafe { (self.of.complete)(self.qp) }
-    }
-}
-
-/// Cookie and flags of the next WR of a run, where the provider reads them.
-struct Next {
-    qp: *mut ffi::ibv_qp_ex,
-    id: u64,
-    /// The cookie of the WR that is signaled; of none, that before the first.
-    signaled: u64,
-}
-
-impl Next {
-    #[inline]
-    fn of(qp: *mut ffi::ibv_qp_ex, run: WindowRun<'_>) -> Next {
-        // SAFETY: O1, O8: the provider reads this in the calls that follow, of the section.
-        unsafe { (*qp).wr_flags = 0 };
-        let id = run.first.0;
-        let last = if run.signaled { run.windows.len() as u64 } else { 0 };
-        Next { qp, id, signaled: id.wrapping_add(last).wrapping_sub(1) }
-    }
-
-    #[inline]
-    fn name(&mut self) {
-        // SAFETY: O1, O8: as above.
-        unsafe { (*self.qp).wr_id = self.id };
-        if self.id == self.signaled {
-            // SAFETY: O1, O8: as above.
-            unsafe { (*self.qp).wr_flags = ffi::ibv_send_flags::IBV_SEND_SIGNALED.0 };
-        }
-        self.id = self.id.wrapping_add(1);
     }
 }
 
@@ -253,7 +249,7 @@ fn create_call(context: &Context) -> Option<Create> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::{WindowKey, WrOp};
+    use crate::device::WrOp;
     use crate::types::{DmaAddr, Epoch, Grant, MwId, WrId};
     use proptest::prelude::*;
     use std::cell::RefCell;
