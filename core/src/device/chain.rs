@@ -117,6 +117,7 @@ impl WrChain {
 
     /// The runs, if there is nothing else.
     #[inline]
+    #[cfg(any(test, feature = "verbs"))]
     pub(crate) fn only_runs(&self) -> Option<impl Iterator<Item = WindowRun<'_>>> {
         (self.singles.is_empty() && !self.runs.is_empty()).then(|| self.runs())
     }
