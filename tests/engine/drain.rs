@@ -85,7 +85,7 @@ fn h_04_h_05_st_12_flushed_keys_stay_live_until_their_mr_is_gone() {
     rig.settle();
     assert!(rig.is_down());
     assert_eq!(rig.owner.stats().regions_leaked_now, 2);
-    let unknown = |l: &&memreg_core::transport::LedgerEntry| {
+    let unknown = |l: &memreg_core::transport::LedgerEntry| {
         matches!(l.event, LedgerEvent::Key { what: KeyEvent::Unknown, .. })
     };
     assert_eq!(rig.owner.ledger().iter().filter(unknown).count(), 2);

@@ -608,7 +608,7 @@ mod tests {
         t.grant(id, WrId(7));
         t.unknown(id);
         t.kill(id, Rule::Dereg);
-        let what = |l: &LedgerEntry| match l.event {
+        let what = |l: LedgerEntry| match l.event {
             LedgerEvent::Key { what, .. } => what,
             other => panic!("{other:?}"),
         };
