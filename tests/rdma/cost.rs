@@ -58,7 +58,7 @@ fn p3_frwr_grants_and_revokes_in_chains() {
 }
 
 /// Makes the parents' registrations, fills the pools, and touches all memory of the ledger.
-const WARM_UP: usize = 100;
+const WARM_UP: usize = 1000;
 
 fn nanoseconds(since: Instant) -> u64 {
     u64::try_from(since.elapsed().as_nanos()).unwrap()
