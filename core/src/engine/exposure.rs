@@ -6,7 +6,7 @@ use crate::engine::ledger::KeyName;
 use crate::memreg::{MAX_REGIONS, RegionId};
 use crate::mutants::mutant;
 use crate::sync::{Arc, AtomicBool, AtomicUsize, Ordering};
-use crate::types::{Grant, MrId, MwId, Rkey, Segment, Tick, TransportId};
+use crate::types::{Epoch, Grant, MrId, MwId, Rkey, Segment, Tick, TransportId};
 use slotmap::{Key, SlotMap, new_key_type};
 use std::ops::Range;
 
@@ -143,7 +143,8 @@ pub(crate) struct Exposure {
     /// One for each region, or none if each covers one whole piece.
     pub(crate) parts: Vec<Part>,
     pub(crate) windows: Windows,
-    pub(crate) segments: Vec<Segment>,
+    /// What the peer is told of each region; those behind them mean nothing.
+    pub(crate) segments: [Segment; MAX_REGIONS],
     /// Regions whose key is staged or not proven dead.
     pub(crate) open: usize,
     /// WRs that are staged for it.
@@ -178,6 +179,10 @@ impl Windows {
         Some((self.names.get(range.clone())?, self.keys.get(range)?))
     }
 }
+
+/// Stands where there is none.
+const NO_SEGMENT: Segment =
+    Segment { rkey: Rkey::from_bits(0), addr: 0, len: 0, grant: Grant::PeerReads, epoch: Epoch(0) };
 
 /// Replies that may invalidate a key of an exposure.
 #[derive(Clone, Copy, Debug)]
@@ -255,7 +260,7 @@ impl Slots {
                 regions: Vec::with_capacity(MAX_REGIONS),
                 parts: Vec::with_capacity(MAX_REGIONS),
                 windows: Windows::none(),
-                segments: Vec::with_capacity(MAX_REGIONS),
+                segments: [NO_SEGMENT; MAX_REGIONS],
                 open: 0,
                 staged: 0,
                 reply_after: None,
@@ -283,7 +288,6 @@ impl Slots {
             body.lent.clear();
             body.regions.clear();
             body.parts.clear();
-            body.segments.clear();
             (body.open, body.staged) = (0, 0);
             if self.spare_exposures.len() < SPARE {
                 self.spare_exposures.push(body);

@@ -1,7 +1,7 @@
 //! Which keys are live. The only place where a key's state changes, and where the ledger is
 //! written.
 
-use crate::device::{FastMrKind, WindowKey};
+use crate::device::FastMrKind;
 use crate::engine::exposure::ExposureId;
 use crate::engine::ledger::{KeyEvent, KeyName, Ledger, LedgerEvent, Rule};
 use crate::memreg::RegionId;
@@ -55,10 +55,10 @@ pub(crate) struct Region {
     pub(crate) state: KeyState,
     /// Whether its state is that of its exposure's [`Step`].
     in_step: bool,
-    /// Tags that the key has had since its MR or window was made.
-    tags: u8,
     /// Counts registrations.
     pub(crate) turn: u32,
+    /// The registration that takes the last tag of its MR or window.
+    last_turn: u32,
     pub(crate) exposure: Option<ExposureId>,
 }
 
@@ -74,7 +74,7 @@ struct Step {
 impl Region {
     /// Tags of one MR or window: one less than there are, so that the one it was made with is never
     /// told to a peer either.
-    const TAGS: u8 = u8::MAX;
+    const TAGS: u32 = u8::MAX as u32;
 
     /// What the ledger says of it.
     #[inline]
@@ -85,21 +85,20 @@ impl Region {
     /// Idle, and every tag was used.
     #[inline]
     fn is_worn(&self) -> bool {
-        self.tags == Region::TAGS && self.state == KeyState::Dead && self.kind.by_wr()
+        self.turn == self.last_turn && self.state == KeyState::Dead && self.kind.by_wr()
     }
 
     /// Whether it is proven dead, and so idle, and has a tag left (rule 2, D-11).
     #[inline]
     fn may_be_staged(&self) -> bool {
         debug_assert!(self.state != KeyState::Dead || self.exposure.is_none());
-        let worn = self.tags == Region::TAGS && !mutant!("D-11");
+        let worn = self.turn == self.last_turn && !mutant!("D-11");
         self.state == KeyState::Dead && !worn
     }
 
     /// The key of the next registration.
     #[inline]
     fn next_key(&mut self) {
-        self.tags = self.tags.wrapping_add(1);
         if !mutant!("tag") {
             self.rkey = self.rkey.next_tag();
         }
@@ -140,6 +139,28 @@ impl Staging<'_> {
         r.exposure = Some(to);
         *self.inv_slots += usize::from(!mutant!("rule-7"));
         Some(r.rkey)
+    }
+}
+
+/// Windows that are being staged in step.
+pub(crate) struct StagingInStep<'a> {
+    regions: &'a mut SlotMap<RegionId, Region>,
+    to: ExposureId,
+}
+
+impl StagingInStep<'_> {
+    /// Dead → Staged, with a new tag. `None`, and no change, of a region that is no window, or
+    /// whose key is not proven dead, or has no tag left.
+    #[inline(always)]
+    pub(crate) fn stage(&mut self, region: RegionId) -> Option<(KeyName, MwId)> {
+        let r = self.regions.get_mut(region)?;
+        let RegionKind::Window { mw } = r.kind else { return None };
+        if !(r.may_be_staged() || mutant!("D-09")) {
+            return None;
+        }
+        r.next_key();
+        (r.in_step, r.state, r.exposure) = (true, KeyState::Staged, Some(self.to));
+        Some((KeyName { region, rkey: r.rkey, turn: r.turn }, mw))
     }
 }
 
@@ -231,7 +252,15 @@ impl KeyTable {
     /// A region whose key is dead, ready for REG_MR or a bind.
     pub(crate) fn add_dead(&mut self, kind: RegionKind, rkey: Rkey) -> RegionId {
         let state = KeyState::Dead;
-        let region = Region { kind, rkey, state, in_step: false, turn: 0, tags: 0, exposure: None };
+        let region = Region {
+            kind,
+            rkey,
+            state,
+            in_step: false,
+            turn: 0,
+            last_turn: Region::TAGS,
+            exposure: None,
+        };
         let id = self.regions.insert(region);
         self.by_index.insert(rkey.index(), id);
         id
@@ -245,7 +274,7 @@ impl KeyTable {
             state: KeyState::Live,
             in_step: false,
             turn: 0,
-            tags: 0,
+            last_turn: Region::TAGS,
             exposure: Some(to),
         });
         let exposure = to.data().as_ffi();
@@ -301,32 +330,17 @@ impl KeyTable {
         Some(Staging { r, inv_slots: &mut self.inv_slots })
     }
 
-    /// Dead → Staged, with a new tag each, of windows in step, for an exposure that has no key yet.
-    /// Returns how many from the first on: all, or those before the first that is no window, or
-    /// whose key is not proven dead, or has no tag left.
+    /// Windows to be staged in step for an exposure that has no key yet.
     #[inline]
-    pub(crate) fn stage_in_step<'a>(
-        &mut self,
-        to: ExposureId,
-        windows: impl Iterator<Item = (&'a RegionId, (&'a mut KeyName, &'a mut WindowKey))>,
-    ) -> usize {
-        let mut keys = 0;
-        for (&id, (name, window)) in windows {
-            let Some(r) = self.regions.get_mut(id) else { break };
-            let RegionKind::Window { mw } = r.kind else { break };
-            if !(r.may_be_staged() || mutant!("D-09")) {
-                break;
-            }
-            r.next_key();
-            (r.in_step, r.state, r.exposure) = (true, KeyState::Staged, Some(to));
-            let (rkey, turn) = (r.rkey, r.turn);
-            *name = KeyName { region: id, rkey, turn };
-            (window.mw, window.rkey) = (mw, rkey);
-            keys += 1;
-        }
+    pub(crate) fn staging_in_step(&mut self, to: ExposureId) -> StagingInStep<'_> {
+        StagingInStep { regions: &mut self.regions, to }
+    }
+
+    /// So many windows were staged in step for this exposure.
+    #[inline]
+    pub(crate) fn staged_in_step(&mut self, to: ExposureId, keys: usize) {
         self.steps.insert(to, Step { state: KeyState::Staged, keys });
         self.inv_slots += if mutant!("rule-7") { 0 } else { keys };
-        keys
     }
 
     /// The state of the keys of an exposure, if exactly that many, at least one, are in step.
@@ -351,7 +365,8 @@ impl KeyTable {
     pub(crate) fn renew(&mut self, id: RegionId, kind: RegionKind, rkey: Rkey) {
         if let Some(r) = self.alone(id) {
             let old = r.rkey.index();
-            (r.kind, r.rkey, r.tags) = (kind, rkey, 0);
+            (r.kind, r.rkey) = (kind, rkey);
+            r.last_turn = r.turn.wrapping_add(Region::TAGS);
             self.by_index.remove(old, id);
             self.by_index.insert(rkey.index(), id);
         }
@@ -456,7 +471,7 @@ impl KeyTable {
             return None;
         }
         self.kill(id, Rule::LocalInv);
-        Some(r.tags == Region::TAGS && !mutant!("D-11"))
+        Some(r.turn == r.last_turn && !mutant!("D-11"))
     }
 
     /// As [`invalidated`](KeyTable::invalidated), of all the keys of an exposure, which are in
@@ -467,7 +482,7 @@ impl KeyTable {
         for name in names {
             if let Some(r) = self.regions.get_mut(name.region) {
                 (r.state, r.in_step, r.exposure) = (KeyState::Dead, false, None);
-                worn |= r.tags == Region::TAGS;
+                worn |= r.turn == r.last_turn;
             }
         }
         if let Some(step) = self.steps.get_mut(of) {

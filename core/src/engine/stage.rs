@@ -9,7 +9,7 @@ use super::ledger::Rule;
 use super::ring::RingOp;
 use crate::device::{
     Device, DeviceError, DeviceErrorKind, FastMrKind, PageEntry, Payload, PostError, Verb,
-    WindowRun, Wr, WrChain, WrOp, errno,
+    WindowKey, WindowRun, Wr, WrChain, WrOp, errno,
 };
 use crate::memreg::{Event, MAX_REGIONS, RegionId, SegList, SegShape, Wish, WrBatch};
 use crate::mutants::mutant;
@@ -127,39 +127,36 @@ impl<D: Device> Engine<D> {
     fn stage_each(&mut self, id: ExposureId, each: &[RegionId]) -> bool {
         let Some(e) = self.slots.exposures.get_mut(id) else { return false };
         let Exposure { buffers, lent, regions, windows, segments, grant, .. } = &mut **e;
-        let pieces = buffers.count();
-        if !self.arenas.is_empty() || !regions.is_empty() || each.len() != pieces {
+        let count = buffers.count();
+        if !self.arenas.is_empty() || !regions.is_empty() || each.len() != count {
             return false;
         }
-        let (mut parents, mut found) = (&mut windows.keys[..], 0);
-        for (pieces, lent) in buffers.of_each().zip(&*lent) {
-            let Some(local) = lent.local(&self.domain.queue) else { return false };
-            let Some((of_buffer, rest)) = parents.split_at_mut_checked(pieces.len()) else {
-                return false;
-            };
-            of_buffer.iter_mut().for_each(|window| window.mr = local.mr);
-            (parents, found) = (rest, found + 1);
+        let (grant, epoch) = (*grant, self.epoch);
+        let mut staging = self.keys.staging_in_step(id);
+        let mut slots = each.iter().zip(&mut windows.names).zip(&mut windows.keys).zip(segments);
+        let (mut staged, mut found) = (0, 0);
+        'all: for (pieces, lent) in buffers.of_each().zip(&*lent) {
+            let Some(mr) = lent.local(&self.domain.queue).map(|l| l.mr) else { break };
+            let base = lent.mapped.map_or(0, |a| a.0);
+            for (range, slot) in pieces.iter().zip(&mut slots) {
+                let (((&region, name), key), segment) = slot;
+                let Some((named, mw)) = staging.stage(region) else { break 'all };
+                *name = named;
+                *key = WindowKey { mw, rkey: named.rkey, mr };
+                let (addr, len) = (base + range.start as u64, (range.end - range.start) as u64);
+                *segment = Segment { rkey: named.rkey, addr, len, grant, epoch };
+                staged += 1;
+            }
+            found += 1;
         }
-        let slots = windows.names.iter_mut().zip(&mut windows.keys);
-        let staged = self.keys.stage_in_step(id, each.iter().zip(slots));
-        if staged < each.len() {
+        self.keys.staged_in_step(id, staged);
+        if staged < count {
             for &region in each.iter().take(staged) {
                 self.keys.kill(region, Rule::NeverPosted);
             }
             return false;
         }
         regions.extend_from_slice(each);
-        let (grant, epoch) = (*grant, self.epoch);
-        let mut names = &windows.names[..];
-        for (pieces, lent) in buffers.of_each().zip(&*lent) {
-            let base = lent.mapped.map_or(0, |a| a.0);
-            segments.extend(names.iter().zip(pieces).map(|(name, piece)| {
-                let (addr, len) = (base + piece.start as u64, (piece.end - piece.start) as u64);
-                Segment { rkey: name.rkey, addr, len, grant, epoch }
-            }));
-            names = names.get(pieces.len()..).unwrap_or_default();
-        }
-        let count = each.len();
         e.open += count;
         e.staged += count;
         self.staged_wrs += count;
@@ -217,9 +214,11 @@ impl<D: Device> Engine<D> {
                 };
                 let base = lent.mapped.map_or(0, |a| a.0 + piece.start as u64);
                 let (addr, len) = (base + (bytes.start - at.start), bytes.end - bytes.start);
+                if let Some(slot) = segments.get_mut(regions.len()) {
+                    *slot = Segment { rkey, addr, len, grant: *grant, epoch: self.epoch };
+                }
                 regions.push(*region);
                 parts.push(Part { bytes: bytes.clone(), at });
-                segments.push(Segment { rkey, addr, len, grant: *grant, epoch: self.epoch });
                 next += 1;
             };
             self.make_parent(id, without_parent).map_err(BadMap::Device)?;
@@ -252,8 +251,7 @@ impl<D: Device> Engine<D> {
         let Some(e) = self.slots.exposures.get_mut(id) else { return };
         let (lent, grant, segments) = (&e.lent, e.grant, &mut e.segments);
         let buffers = &e.buffers;
-        segments.clear();
-        for (part, region) in e.parts.iter().zip(&e.regions) {
+        for ((part, region), segment) in e.parts.iter().zip(&e.regions).zip(segments) {
             let Some(r) = keys.get(*region) else { continue };
             let addr = match r.kind {
                 RegionKind::Bounce { at, grant, .. } => {
@@ -270,7 +268,7 @@ impl<D: Device> Engine<D> {
                 let first = buffers.spans(part.at, part.bytes.clone()).next();
                 len = first.map_or(len, |(_, s)| s.len() as u64);
             }
-            segments.push(Segment { rkey: r.rkey, addr, len, grant, epoch });
+            *segment = Segment { rkey: r.rkey, addr, len, grant, epoch };
         }
     }
 

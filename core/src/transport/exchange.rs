@@ -378,7 +378,12 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         if exposed.transport != self.eng.id {
             return Err(ApiMisuse::ForeignHandle);
         }
-        Ok(self.eng.slots.exposures.get(exposed.id).map_or(&[], |e| &e.segments))
+        Ok(self
+            .eng
+            .slots
+            .exposures
+            .get(exposed.id)
+            .map_or(&[], |e| e.segments.get(..e.regions.len()).unwrap_or_default()))
     }
 
     /// Where an exposure stands.
