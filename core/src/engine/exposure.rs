@@ -173,6 +173,15 @@ impl Windows {
         }
     }
 
+    /// Room for some regions of the exposure.
+    #[inline]
+    pub(crate) fn of_mut(
+        &mut self,
+        range: Range<usize>,
+    ) -> Option<(&mut [KeyName], &mut [WindowKey])> {
+        Some((self.names.get_mut(range.clone())?, self.keys.get_mut(range)?))
+    }
+
     /// Some regions of the exposure.
     #[inline]
     pub(crate) fn of(&self, range: Range<usize>) -> Option<(&[KeyName], &[WindowKey])> {

@@ -1,7 +1,7 @@
 //! Which keys are live. The only place where a key's state changes, and where the ledger is
 //! written.
 
-use crate::device::FastMrKind;
+use crate::device::{FastMrKind, WindowKey};
 use crate::engine::exposure::ExposureId;
 use crate::engine::ledger::{KeyEvent, KeyName, Ledger, LedgerEvent, Rule};
 use crate::memreg::RegionId;
@@ -139,28 +139,6 @@ impl Staging<'_> {
         r.exposure = Some(to);
         *self.inv_slots += usize::from(!mutant!("rule-7"));
         Some(r.rkey)
-    }
-}
-
-/// Windows that are being staged in step.
-pub(crate) struct StagingInStep<'a> {
-    regions: &'a mut SlotMap<RegionId, Region>,
-    to: ExposureId,
-}
-
-impl StagingInStep<'_> {
-    /// Dead → Staged, with a new tag. `None`, and no change, of a region that is no window, or
-    /// whose key is not proven dead, or has no tag left.
-    #[inline(always)]
-    pub(crate) fn stage(&mut self, region: RegionId) -> Option<(KeyName, MwId)> {
-        let r = self.regions.get_mut(region)?;
-        let RegionKind::Window { mw } = r.kind else { return None };
-        if !(r.may_be_staged() || mutant!("D-09")) {
-            return None;
-        }
-        r.next_key();
-        (r.in_step, r.state, r.exposure) = (true, KeyState::Staged, Some(self.to));
-        Some((KeyName { region, rkey: r.rkey, turn: r.turn }, mw))
     }
 }
 
@@ -330,10 +308,32 @@ impl KeyTable {
         Some(Staging { r, inv_slots: &mut self.inv_slots })
     }
 
-    /// Windows to be staged in step for an exposure that has no key yet.
-    #[inline]
-    pub(crate) fn staging_in_step(&mut self, to: ExposureId) -> StagingInStep<'_> {
-        StagingInStep { regions: &mut self.regions, to }
+    /// Dead → Staged, with a new tag each, of windows that are in step with the others of this
+    /// exposure; call [`staged_in_step`](KeyTable::staged_in_step) when all are. Returns how many
+    /// from the first on: all, or those before the first that is no window, or whose key is not
+    /// proven dead, or has no tag left.
+    #[inline(never)]
+    pub(crate) fn stage_in_step(
+        &mut self,
+        to: ExposureId,
+        windows: &[RegionId],
+        names: &mut [KeyName],
+        keys: &mut [WindowKey],
+    ) -> usize {
+        let mut staged = 0;
+        for ((&region, name), key) in windows.iter().zip(names).zip(keys) {
+            let Some(r) = self.regions.get_mut(region) else { break };
+            let RegionKind::Window { mw } = r.kind else { break };
+            if !(r.may_be_staged() || mutant!("D-09")) {
+                break;
+            }
+            r.next_key();
+            (r.in_step, r.state, r.exposure) = (true, KeyState::Staged, Some(to));
+            *name = KeyName { region, rkey: r.rkey, turn: r.turn };
+            (key.mw, key.rkey) = (mw, r.rkey);
+            staged += 1;
+        }
+        staged
     }
 
     /// So many windows were staged in step for this exposure.

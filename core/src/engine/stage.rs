@@ -9,7 +9,7 @@ use super::ledger::Rule;
 use super::ring::RingOp;
 use crate::device::{
     Device, DeviceError, DeviceErrorKind, FastMrKind, PageEntry, Payload, PostError, Verb,
-    WindowKey, WindowRun, Wr, WrChain, WrOp, errno,
+    WindowRun, Wr, WrChain, WrOp, errno,
 };
 use crate::memreg::{Event, MAX_REGIONS, RegionId, SegList, SegShape, Wish, WrBatch};
 use crate::mutants::mutant;
@@ -132,20 +132,23 @@ impl<D: Device> Engine<D> {
             return false;
         }
         let (grant, epoch) = (*grant, self.epoch);
-        let mut staging = self.keys.staging_in_step(id);
-        let mut slots = each.iter().zip(&mut windows.names).zip(&mut windows.keys).zip(segments);
         let (mut staged, mut found) = (0, 0);
-        'all: for (pieces, lent) in buffers.of_each().zip(&*lent) {
+        for (pieces, lent) in buffers.of_each().zip(&*lent) {
             let Some(mr) = lent.local(&self.domain.queue).map(|l| l.mr) else { break };
+            let of_buffer = staged..staged + pieces.len();
+            let Some(each) = each.get(of_buffer.clone()) else { break };
+            let Some((names, keys)) = windows.of_mut(of_buffer.clone()) else { break };
+            let Some(segments) = segments.get_mut(of_buffer) else { break };
+            let more = self.keys.stage_in_step(id, each, names, keys);
+            staged += more;
+            if more < each.len() {
+                break;
+            }
             let base = lent.mapped.map_or(0, |a| a.0);
-            for (range, slot) in pieces.iter().zip(&mut slots) {
-                let (((&region, name), key), segment) = slot;
-                let Some((named, mw)) = staging.stage(region) else { break 'all };
-                *name = named;
-                *key = WindowKey { mw, rkey: named.rkey, mr };
+            for ((range, key), segment) in pieces.iter().zip(keys).zip(segments) {
+                key.mr = mr;
                 let (addr, len) = (base + range.start as u64, (range.end - range.start) as u64);
-                *segment = Segment { rkey: named.rkey, addr, len, grant, epoch };
-                staged += 1;
+                *segment = Segment { rkey: key.rkey, addr, len, grant, epoch };
             }
             found += 1;
         }
