@@ -554,10 +554,16 @@ impl DeregQueue {
         }
     }
 
+    /// Whether no MR waits.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.count.load(Ordering::Acquire) == 0
+    }
+
     /// Takes the MR that has waited longest, so that one which does not end keeps no other one
     /// here; the memory must be kept until the MR is deregistered.
     pub(crate) fn pop(&self) -> Option<(MrId, Arc<Allocation>)> {
-        if self.count.load(Ordering::Acquire) == 0 {
+        if self.is_empty() {
             return None;
         }
         let mut inner = self.lock();

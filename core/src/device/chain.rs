@@ -144,10 +144,10 @@ impl WrChain {
     }
 
     /// Appends WRs on windows.
-    #[inline]
+    #[inline(always)] // Without its argument in memory it is half as long.
     pub(crate) fn push_run(&mut self, run: WindowRun<'_>) {
         if !self.singles.is_empty() {
-            return self.singles.extend(run.wrs());
+            return self.push_singly(run);
         }
         let WindowRun { first, signaled, windows, bind } = run;
         let (count, rights) = (windows.len(), bind.map(|(access, _)| access));
@@ -167,6 +167,11 @@ impl WrChain {
         if let Some((_, segments)) = bind {
             self.segments.extend_from_slice(segments);
         }
+    }
+
+    #[cold]
+    fn push_singly(&mut self, run: WindowRun<'_>) {
+        self.singles.extend(run.wrs());
     }
 
     /// The last WR is to be signaled. False if it was, or if there is none.

@@ -254,7 +254,7 @@ pub trait Device: sealed::Sealed + Clone + Send {
     /// As [`post_send`](Device::post_send).
     fn post_recv(&self, qp: QpId, wrs: &[RecvWr]) -> Result<(), PostError>;
 
-    /// Appends at most `max` WCs to `out` and returns how many.
+    /// Appends at most `max` WCs to `out` and returns how many; fewer if there are no more now.
     fn poll_cq(&self, cq: CqId, max: usize, out: &mut Vec<Wc>) -> Result<usize, DeviceError>;
 
     /// Has the next WC of this CQ raise an event for [`wait_cq`](Device::wait_cq). WCs that are in

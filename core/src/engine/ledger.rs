@@ -138,10 +138,13 @@ pub struct Ledger {
     names: Vec<KeyName>,
     /// The next line's `seq`.
     next: u64,
-    /// Lines so far that are not the first of their run; all others together number the runs.
-    joined: u64,
+    /// Runs so far.
+    begun: u64,
     pub(crate) now: Tick,
 }
+
+/// Runs that room is made for at once.
+const GROWTH: usize = 64;
 
 impl Ledger {
     /// Lines kept.
@@ -153,7 +156,7 @@ impl Ledger {
             runs: Vec::with_capacity(Ledger::CAPACITY),
             names: Vec::with_capacity(Ledger::CAPACITY),
             next: 0,
-            joined: 0,
+            begun: 0,
             now: Tick(0),
         }
     }
@@ -162,7 +165,7 @@ impl Ledger {
     #[inline]
     pub(crate) fn write(&mut self, event: LedgerEvent) {
         let seq = self.next;
-        let at = place(seq - self.joined);
+        let at = place(self.begun);
         if at >= self.runs.len() {
             self.grow();
         }
@@ -170,13 +173,15 @@ impl Ledger {
             *oldest = LedgerEntry { seq, at: self.now, event };
         }
         self.next = seq + 1;
+        self.begun += 1;
     }
 
-    /// Makes room for the next run, the first time round.
+    /// Makes room for the next runs, the first time round.
     #[cold]
     fn grow(&mut self) {
         let event = LedgerEvent::QpDestroyed(QpId(0));
-        self.runs.push(LedgerEntry { seq: self.next, at: self.now, event });
+        let room = (self.runs.len() + GROWTH).min(Ledger::CAPACITY);
+        self.runs.resize(room, LedgerEntry { seq: self.next, at: self.now, event });
     }
 
     /// A line for each key: granted to this exposure, by WRs that follow on each other.
@@ -210,9 +215,7 @@ impl Ledger {
         let Some(&KeyName { region, rkey, turn }) = names.first() else { return };
         let at = place(self.next);
         self.write(LedgerEvent::Key { region, rkey, turn, what });
-        let joined = names.len() as u64 - 1;
-        self.joined += joined;
-        self.next += joined;
+        self.next += names.len() as u64 - 1;
         match self.names.get_mut(at..at + names.len()) {
             Some(room) => room.copy_from_slice(names),
             None => self.place_names(at, names),
@@ -238,9 +241,10 @@ impl Ledger {
 
     /// The lines, oldest first.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = LedgerEntry> {
-        let full = self.runs.len() == Ledger::CAPACITY;
+        let capacity = Ledger::CAPACITY as u64;
+        let runs = self.runs.get(..self.begun.min(capacity) as usize).unwrap_or_default();
         let (newer, older) =
-            self.runs.split_at(if full { place(self.next - self.joined) } else { 0 });
+            runs.split_at(if self.begun > capacity { place(self.begun) } else { 0 });
         let seq = self.next.saturating_sub(Ledger::CAPACITY as u64);
         let mut lines = Lines { names: &self.names, older, newer, run: 0, seq, end: self.next };
         if seq > 0 {

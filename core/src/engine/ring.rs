@@ -205,27 +205,35 @@ impl SendRing {
         usize::try_from(ahead).ok().filter(|&i| i < self.count)
     }
 
-    /// Retires the oldest WRs, at most `most` (at least 1) and not more than are in a row: what the
-    /// first was for, and how many they are.
+    /// The oldest `count` WRs, or all if they are fewer, are off the queue. To be called once for
+    /// them, with [`pop_retired`](SendRing::pop_retired) for each run of them behind it.
     #[inline]
-    pub(crate) fn retire_run(&mut self, most: usize) -> Option<(RingOp, usize)> {
-        let front = self.entries.front_mut()?;
-        let (op, count) = (front.op, (front.count as usize).min(most));
-        if count < front.count as usize {
-            front.op = op.further(count as u32);
-            front.count -= count as u32;
-        } else {
-            self.entries.pop_front();
-        }
+    pub(crate) fn retire(&mut self, count: usize) {
+        let count = count.min(self.count);
         self.front += count as u64;
         self.count -= count;
         self.unsignaled = self.unsignaled.min(self.count);
+    }
+
+    /// Removes the oldest WRs, which are retired, at most `most` (at least 1) and not more than are
+    /// in a row: what the first was for, and how many they are.
+    #[inline]
+    pub(crate) fn pop_retired(&mut self, most: usize) -> Option<(RingOp, usize)> {
+        let front = self.entries.front_mut()?;
+        let (op, count) = (front.op, front.count as usize);
+        if count > most {
+            front.op = op.further(most as u32);
+            front.count -= most as u32;
+            return Some((op, most));
+        }
+        self.entries.pop_front();
         Some((op, count))
     }
 
     /// Retires the oldest WR.
     pub(crate) fn retire_front(&mut self) -> Option<RingOp> {
-        self.retire_run(1).map(|(op, _)| op)
+        self.retire(1);
+        self.pop_retired(1).map(|(op, _)| op)
     }
 }
 
@@ -238,6 +246,15 @@ mod tests {
             Some(Cookie::Send(s)) => s,
             other => panic!("{other:?}"),
         }
+    }
+
+    fn retire_run(r: &mut SendRing, most: usize) -> Option<(RingOp, usize)> {
+        let before = r.outstanding();
+        let run = r.entries.front().map_or(0, |e| e.count as usize);
+        r.retire(most.min(run));
+        let retired = r.pop_retired(most);
+        assert_eq!(before - r.outstanding(), retired.map_or(0, |(_, n)| n));
+        retired
     }
 
     #[test]
@@ -286,16 +303,16 @@ mod tests {
         assert_eq!(b.first, WrId(a.first.0 + 8));
         assert_eq!((r.outstanding(), r.unsignaled(), r.owed()), (12, 4, 1));
         assert_eq!(r.take_back(), Some((RingOp::Reg(id, 11), WrId(b.first.0 + 3))));
-        assert_eq!(r.retire_run(5), Some((RingOp::Reg(id, 0), 5)));
+        assert_eq!(retire_run(&mut r, 5), Some((RingOp::Reg(id, 0), 5)));
         assert_eq!(r.retire_front(), Some(RingOp::Reg(id, 5)));
-        assert_eq!(r.retire_run(9), Some((RingOp::Reg(id, 6), 2)));
+        assert_eq!(retire_run(&mut r, 9), Some((RingOp::Reg(id, 6), 2)));
         assert_eq!((r.outstanding(), r.unsignaled(), r.owed()), (3, 3, 0));
         r.signal_last();
         assert_eq!((r.unsignaled(), r.owed()), (0, 1));
         r.take_back();
         assert_eq!((r.unsignaled(), r.owed()), (2, 0), "the signal went with its WR");
-        assert_eq!(r.retire_run(9), Some((RingOp::Reg(id, 8), 2)));
-        assert_eq!((r.retire_run(9), r.take_back()), (None, None));
+        assert_eq!(retire_run(&mut r, 9), Some((RingOp::Reg(id, 8), 2)));
+        assert_eq!((retire_run(&mut r, 9), r.take_back()), (None, None));
     }
 
     #[test]

@@ -319,28 +319,23 @@ impl<D: Device> Engine<D> {
 
     /// Puts the staged registrations of all exposures into the chain, in the order of `expose`.
     pub(crate) fn chain_staged(&mut self) {
+        let chained_before = self.chain.len();
         for k in 0..self.staged.len() {
             self.chain_exposure(self.staged[k]);
-        }
-    }
-
-    fn chain_exposure(&mut self, id: ExposureId) {
-        let chained_before = self.chain.len();
-        let Some(e) = self.slots.exposures.get(id) else { return };
-        match self.keys.all_in_step(id, e.regions.len()) {
-            Some(KeyState::Staged) => self.chain_binds(id),
-            _ => self.chain_single(id),
         }
         self.chained_staged += self.chain.len() - chained_before;
     }
 
-    /// The binds of windows that are staged in step.
-    #[inline(never)]
-    fn chain_binds(&mut self, id: ExposureId) {
+    /// The binds of windows if they are staged in step.
+    #[inline]
+    fn chain_exposure(&mut self, id: ExposureId) {
         let Some(e) = self.slots.exposures.get(id) else { return };
+        let count = e.regions.len();
+        if self.keys.all_in_step(id, count) != Some(KeyState::Staged) {
+            return self.chain_single(id);
+        }
         // One remote right and no local one: that is the parent's.
         let access = e.grant.access() & Access::REMOTE;
-        let count = e.regions.len();
         let mut at = 0;
         while at < count {
             let run = self.ring.push_run(RingOp::Reg(id, at as u32), count - at);
@@ -356,6 +351,7 @@ impl<D: Device> Engine<D> {
     }
 
     /// The staged registrations of an exposure, of whatever kind, one by one.
+    #[inline(never)]
     fn chain_single(&mut self, id: ExposureId) {
         let Some(e) = self.slots.exposures.get(id) else { return };
         let page = u64::from(self.caps.page_size);
@@ -444,9 +440,7 @@ impl<D: Device> Engine<D> {
             return Ok(());
         }
         let Some(qp) = self.qp else {
-            (0..n).for_each(|_| self.take_back_one());
-            self.settle_staged(false);
-            self.clear_chain();
+            self.take_back(n);
             return Ok(());
         };
         if self.must_cover() {
@@ -456,24 +450,41 @@ impl<D: Device> Engine<D> {
         self.stats.outstanding_max = self.stats.outstanding_max.max(out);
         let result = self.device.post_send(qp, &self.chain);
         let result = if mutant!("D-01") { Ok(()) } else { result };
-        let posted = match &result {
-            Ok(()) => n,
-            Err(_) if mutant!("rule-1") => 0,
-            Err(e) => e.posted.min(n),
-        };
-        self.count_posted(posted);
-        for _ in posted + usize::from(mutant!("D-07"))..n {
-            self.take_back_one();
+        if let Err(e) = result {
+            return Err(self.post_refused(n, e));
         }
-        self.settle_staged(posted == n);
+        self.stats.posts += 1;
+        self.stats.wrs += n as u64;
+        self.stats.registrations += self.chained_staged as u64;
+        self.stats.invalidations += self.chained_inv as u64;
+        self.stats.wrs_signaled += self.chained_signaled as u64;
+        if self.chained_staged > 0 {
+            self.settle_staged();
+        }
         self.clear_chain();
-        match result {
-            Ok(()) => Ok(()),
-            Err(e) if posted == 0 && e.cause.kind() == DeviceErrorKind::QueueFull => {
-                Err(PostFailure::Full(e))
-            }
-            Err(e) => Err(PostFailure::Broken(e)),
+        Ok(())
+    }
+
+    /// The device did not take all of the chain's `n` WRs.
+    #[cold]
+    fn post_refused(&mut self, n: usize, e: PostError) -> PostFailure {
+        let posted = if mutant!("rule-1") { 0 } else { e.posted.min(n) };
+        self.count_posted(posted);
+        self.take_back(n - (posted + usize::from(mutant!("D-07"))).min(n));
+        if posted == 0 && e.cause.kind() == DeviceErrorKind::QueueFull {
+            return PostFailure::Full(e);
         }
+        PostFailure::Broken(e)
+    }
+
+    /// The last `refused` WRs of the chain were not posted. Empties it.
+    #[cold]
+    fn take_back(&mut self, refused: usize) {
+        (0..refused).for_each(|_| self.take_back_one());
+        if self.chained_staged > 0 {
+            self.settle_singly();
+        }
+        self.clear_chain();
     }
 
     /// Whether the last WR of the chain must be signaled: if a full-size operation would no longer
@@ -487,15 +498,10 @@ impl<D: Device> Engine<D> {
         free < self.limits.wr_per_request as usize && !mutant!("rule-9")
     }
 
+    /// Counts a part of the chain as posted.
     fn count_posted(&mut self, posted: usize) {
         self.stats.posts += u64::from(posted > 0);
         self.stats.wrs += posted as u64;
-        if posted == self.chain.len() {
-            self.stats.registrations += self.chained_staged as u64;
-            self.stats.invalidations += self.chained_inv as u64;
-            self.stats.wrs_signaled += self.chained_signaled as u64;
-            return;
-        }
         for wr in self.chain.iter().take(posted) {
             self.stats.wrs_signaled += u64::from(wr.signaled);
             match wr.op {
@@ -532,23 +538,27 @@ impl<D: Device> Engine<D> {
         }
     }
 
-    /// After a post: exposures whose registrations are all out are exposed; the others stay staged.
-    fn settle_staged(&mut self, all_posted: bool) {
-        if self.chained_staged == 0 {
-            return;
+    /// After a post of the whole chain: exposures whose registrations are all out are exposed; the
+    /// others stay staged.
+    fn settle_staged(&mut self) {
+        if self.chained_staged != self.staged_wrs {
+            return self.settle_singly();
         }
-        if all_posted && self.chained_staged == self.staged_wrs {
-            for id in self.staged.drain(..) {
-                if let Some(e) = self.slots.exposures.get_mut(id) {
-                    e.staged = 0;
-                    if e.state == ExposureState::Staged {
-                        e.state = ExposureState::Exposed;
-                    }
+        for &id in &self.staged {
+            if let Some(e) = self.slots.exposures.get_mut(id) {
+                e.staged = 0;
+                if e.state == ExposureState::Staged {
+                    e.state = ExposureState::Exposed;
                 }
             }
-            self.staged_wrs = 0;
-            return;
         }
+        self.staged.clear();
+        self.staged_wrs = 0;
+    }
+
+    /// The same after any post.
+    #[cold]
+    fn settle_singly(&mut self) {
         let mut k = 0;
         while k < self.staged.len() {
             let id = self.staged[k];

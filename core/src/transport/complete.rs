@@ -54,7 +54,9 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         self.deliver();
         self.sweep_abandoned();
         self.end_leases();
-        self.eng.drain_local_queue(BATCH);
+        if !self.eng.domain.queue.is_empty() {
+            self.eng.drain_local_queue(BATCH);
+        }
         self.drive_drain();
         self.deliver();
         if let Err(e) = polled {
@@ -98,32 +100,30 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         }
     }
 
-    /// Polls until the CQ is empty, but never more WCs than it can hold.
+    /// Polls until the CQ was empty, but never more WCs than it can hold.
     fn take_completions(&mut self) -> Result<usize, DeviceError> {
         if self.eng.gone || self.eng.qp.is_none() {
             return Ok(0);
         }
-        let mut total = 0;
+        let before = self.eng.stats.wcs;
         let most = self.eng.limits.cq_entries as usize + BATCH;
-        let mut wcs = std::mem::take(&mut self.wcs);
-        let mut result = Ok(());
+        let mut total = 0;
         while total < most {
-            wcs.clear();
-            match self.eng.device.poll_cq(self.eng.cq, BATCH, &mut wcs) {
-                Ok(0) => break,
-                Ok(n) => total += n,
-                Err(e) => {
-                    result = Err(e);
-                    break;
-                }
+            self.wcs.clear();
+            let taken = self.eng.device.poll_cq(self.eng.cq, BATCH, &mut self.wcs)?;
+            total += taken;
+            self.eng.stats.wcs = before + total as u64;
+            let mut next = 0;
+            while let Some(&wc) = self.wcs.get(next) {
+                self.route(&wc);
+                next += 1;
             }
-            for wc in &wcs {
-                self.route(wc);
+            // It had no more.
+            if taken < BATCH {
+                break;
             }
         }
-        self.wcs = wcs;
-        self.eng.stats.wcs += total as u64;
-        result.map(|()| total)
+        Ok(total)
     }
 
     fn route(&mut self, wc: &Wc) {
@@ -171,9 +171,10 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     /// The oldest `count` WRs succeeded.
     #[inline(never)]
     fn succeeded_up_to(&mut self, count: usize) {
+        self.eng.ring.retire(count);
         let mut left = count;
         while left > 0
-            && let Some((op, n)) = self.eng.ring.retire_run(left)
+            && let Some((op, n)) = self.eng.ring.pop_retired(left)
         {
             left -= n;
             self.succeeded(op, n);
@@ -198,6 +199,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         }
     }
 
+    #[inline]
     fn succeeded(&mut self, op: RingOp, count: usize) {
         match op {
             RingOp::Reg(id, k) => self.registered(id, k as usize, count),
@@ -209,12 +211,18 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     }
 
     /// Registrations of keys in a row succeeded: of those that are still live the strategy hears.
+    #[inline]
     fn registered(&mut self, id: ExposureId, from: usize, count: usize) {
         let Some(e) = self.eng.slots.exposures.get(id) else { return };
-        let in_step = self.eng.keys.all_in_step(id, e.regions.len());
-        if in_step.is_some_and(|state| state != KeyState::Live) {
-            return;
+        match self.eng.keys.all_in_step(id, e.regions.len()) {
+            None | Some(KeyState::Live) => self.tell_registered(id, from, count),
+            Some(_) => {}
         }
+    }
+
+    #[inline(never)]
+    fn tell_registered(&mut self, id: ExposureId, from: usize, count: usize) {
+        let Some(e) = self.eng.slots.exposures.get(id) else { return };
         for &region in e.regions.iter().skip(from).take(count) {
             if self.eng.keys.is_live(region, id) {
                 self.eng.events.push(region, Event::Registered);
@@ -230,6 +238,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     }
 
     /// Invalidations of keys in a row succeeded.
+    #[inline]
     fn invalidated(&mut self, id: ExposureId, from: usize, count: usize) {
         let Some(e) = self.eng.slots.exposures.get(id) else { return };
         let all = from == 0 && count == e.regions.len();
@@ -242,6 +251,11 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             }
             return self.eng.release(id, count);
         }
+        self.invalidated_singly(id, from, count);
+    }
+
+    #[inline(never)]
+    fn invalidated_singly(&mut self, id: ExposureId, from: usize, count: usize) {
         let mut dead = 0;
         for k in from..from + count {
             let Some(region) = self.eng.slots.region(id, k as u32) else { break };

@@ -208,6 +208,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         }
     }
 
+    #[inline(never)]
     fn deliver_all(&mut self) {
         while let Some((regions, event)) = self.eng.events.pop_run() {
             if let Err(p) = self.strategy.on_events(regions, event) {
