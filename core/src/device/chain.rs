@@ -146,10 +146,10 @@ impl WrChain {
     /// Appends WRs on windows.
     #[inline(always)] // Without its argument in memory it is half as long.
     pub(crate) fn push_run(&mut self, run: WindowRun<'_>) {
-        if !self.singles.is_empty() {
-            return self.push_singly(run);
-        }
         let WindowRun { first, signaled, windows, bind } = run;
+        if !self.singles.is_empty() {
+            return self.push_singly(WindowRun { first, signaled, windows, bind });
+        }
         let (count, rights) = (windows.len(), bind.map(|(access, _)| access));
         match self.runs.last_mut() {
             // It goes on as the last one does.
