@@ -51,7 +51,7 @@ pub(crate) enum KeyState {
 pub(crate) struct Region {
     pub(crate) kind: RegionKind,
     pub(crate) rkey: Rkey,
-    /// In the table, of a key that is in step with others, only that it is not dead.
+    /// In the table, of a key that is in step with others it means nothing.
     pub(crate) state: KeyState,
     /// Whether its state is that of its exposure's [`Step`].
     in_step: bool,
@@ -64,11 +64,17 @@ pub(crate) struct Region {
 
 /// The state of the keys of one exposure that were staged together and of which nothing else is
 /// known: most live and die so. A key to which something happens alone leaves the others.
+///
+/// Once they are dead, nothing is written to their regions. One still names its exposure then, and
+/// is idle all the same: its exposure's step says so, or there is none any more, for an exposure
+/// does not go before its keys are dead.
 #[derive(Clone, Copy, Debug)]
 struct Step {
     state: KeyState,
     /// Keys that have not left.
     keys: usize,
+    /// Whether any key has used every tag.
+    worn: bool,
 }
 
 impl Region {
@@ -85,15 +91,13 @@ impl Region {
     /// Idle, and every tag was used.
     #[inline]
     fn is_worn(&self) -> bool {
-        self.turn == self.last_turn && self.state == KeyState::Dead && self.kind.by_wr()
+        self.is_used_up() && self.state == KeyState::Dead && self.kind.by_wr()
     }
 
-    /// Whether it is proven dead, and so idle, and has a tag left (rule 2, D-11).
+    /// Whether every tag was used.
     #[inline]
-    fn may_be_staged(&self) -> bool {
-        debug_assert!(self.state != KeyState::Dead || self.exposure.is_none());
-        let worn = self.turn == self.last_turn && !mutant!("D-11");
-        self.state == KeyState::Dead && !worn
+    fn is_used_up(&self) -> bool {
+        self.turn == self.last_turn && !mutant!("D-11")
     }
 
     /// The key of the next registration.
@@ -131,7 +135,8 @@ impl Staging<'_> {
     #[inline]
     pub(crate) fn stage(self, to: ExposureId) -> Option<Rkey> {
         let r = self.r;
-        if !r.kind.by_wr() || !(r.may_be_staged() || mutant!("D-09")) {
+        let dead = r.state == KeyState::Dead || mutant!("D-09");
+        if !r.kind.by_wr() || !dead || r.is_used_up() {
             return None;
         }
         r.next_key();
@@ -265,18 +270,29 @@ impl KeyTable {
     pub(crate) fn get(&self, id: RegionId) -> Option<Region> {
         let mut r = *self.regions.get(id)?;
         if r.in_step {
-            r.state = self.steps.get(r.exposure?)?.state;
+            r.state = self.step_state(r.exposure);
+            r.exposure = r.exposure.filter(|_| r.state != KeyState::Dead);
         }
         Some(r)
+    }
+
+    /// The state of the keys that are in step for an exposure.
+    #[inline]
+    fn step_state(&self, of: Option<ExposureId>) -> KeyState {
+        of.and_then(|id| self.steps.get(id)).map_or(KeyState::Dead, |step| step.state)
     }
 
     /// A region by itself: it leaves the others of its exposure, with the state that it has.
     fn alone(&mut self, id: RegionId) -> Option<&mut Region> {
         let r = self.regions.get_mut(id)?;
-        if r.in_step {
-            let step = self.steps.get_mut(r.exposure?)?;
-            (r.in_step, r.state) = (false, step.state);
-            step.keys -= 1;
+        if std::mem::take(&mut r.in_step) {
+            match r.exposure.and_then(|id| self.steps.get_mut(id)) {
+                Some(step) if step.state != KeyState::Dead => {
+                    r.state = step.state;
+                    step.keys -= 1;
+                }
+                _ => (r.state, r.exposure) = (KeyState::Dead, None),
+            }
         }
         Some(r)
     }
@@ -308,10 +324,16 @@ impl KeyTable {
         Some(Staging { r, inv_slots: &mut self.inv_slots })
     }
 
+    /// An exposure that has no key yet will have keys in step.
+    #[inline]
+    pub(crate) fn begin_step(&mut self, of: ExposureId) {
+        self.steps.insert(of, Step { state: KeyState::Staged, keys: 0, worn: false });
+    }
+
     /// Dead → Staged, with a new tag each, of windows that are in step with the others of this
-    /// exposure; call [`staged_in_step`](KeyTable::staged_in_step) when all are. Returns how many
-    /// from the first on: all, or those before the first that is no window, or whose key is not
-    /// proven dead, or has no tag left.
+    /// exposure, for which [`begin_step`](KeyTable::begin_step) was called. Returns how many from
+    /// the first on: all, or those before the first that is no window, or whose key is not proven
+    /// dead, or has no tag left.
     #[inline(never)]
     pub(crate) fn stage_in_step(
         &mut self,
@@ -320,27 +342,38 @@ impl KeyTable {
         names: &mut [KeyName],
         keys: &mut [WindowKey],
     ) -> usize {
-        let mut staged = 0;
+        // Most of them were of one exposure before.
+        let (mut staged, mut least_left, mut dead_of) = (0, u32::MAX, None);
         for ((&region, name), key) in windows.iter().zip(names).zip(keys) {
             let Some(r) = self.regions.get_mut(region) else { break };
             let RegionKind::Window { mw } = r.kind else { break };
-            if !(r.may_be_staged() || mutant!("D-09")) {
+            if r.in_step {
+                if r.exposure != dead_of {
+                    let step = r.exposure.and_then(|id| self.steps.get(id));
+                    if step.is_some_and(|s| s.state != KeyState::Dead) && !mutant!("D-09") {
+                        break;
+                    }
+                    dead_of = r.exposure;
+                }
+            } else if r.state != KeyState::Dead && !mutant!("D-09") {
+                break;
+            }
+            if r.is_used_up() {
                 break;
             }
             r.next_key();
-            (r.in_step, r.state, r.exposure) = (true, KeyState::Staged, Some(to));
+            least_left = least_left.min(r.last_turn.wrapping_sub(r.turn));
+            (r.in_step, r.exposure) = (true, Some(to));
             *name = KeyName { region, rkey: r.rkey, turn: r.turn };
             (key.mw, key.rkey) = (mw, r.rkey);
             staged += 1;
         }
+        if let Some(step) = self.steps.get_mut(to) {
+            step.keys += staged;
+            step.worn |= least_left == 0;
+        }
+        self.inv_slots += if mutant!("rule-7") { 0 } else { staged };
         staged
-    }
-
-    /// So many windows were staged in step for this exposure.
-    #[inline]
-    pub(crate) fn staged_in_step(&mut self, to: ExposureId, keys: usize) {
-        self.steps.insert(to, Step { state: KeyState::Staged, keys });
-        self.inv_slots += if mutant!("rule-7") { 0 } else { keys };
     }
 
     /// The state of the keys of an exposure, if exactly that many, at least one, are in step.
@@ -358,7 +391,7 @@ impl KeyTable {
     /// Whether a region is idle and every tag of its key was used: with one more registration a key
     /// of long ago would open something again (D-11).
     pub(crate) fn is_worn(&self, id: RegionId) -> bool {
-        self.get(id).is_some_and(|r| r.is_worn()) && !mutant!("D-11")
+        self.get(id).is_some_and(|r| r.is_worn())
     }
 
     /// An idle region has a new MR or window, and with it a key of another index.
@@ -471,26 +504,18 @@ impl KeyTable {
             return None;
         }
         self.kill(id, Rule::LocalInv);
-        Some(r.turn == r.last_turn && !mutant!("D-11"))
+        Some(r.is_used_up())
     }
 
     /// As [`invalidated`](KeyTable::invalidated), of all the keys of an exposure, which are in
     /// step. Returns whether any key has used every tag.
     #[inline]
     pub(crate) fn invalidated_in_step(&mut self, of: ExposureId, names: &[KeyName]) -> bool {
-        let mut worn = false;
-        for name in names {
-            if let Some(r) = self.regions.get_mut(name.region) {
-                (r.state, r.in_step, r.exposure) = (KeyState::Dead, false, None);
-                worn |= r.turn == r.last_turn;
-            }
-        }
-        if let Some(step) = self.steps.get_mut(of) {
-            step.keys = 0;
-        }
         // Their reserved slots were taken by the LOCAL_INVs.
         self.ledger.killed(Rule::LocalInv, names);
-        worn && !mutant!("D-11")
+        let Some(step) = self.steps.get_mut(of) else { return false };
+        step.state = KeyState::Dead;
+        step.worn && !mutant!("D-11")
     }
 
     /// Writes what happened to a key.

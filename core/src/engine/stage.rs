@@ -132,6 +132,7 @@ impl<D: Device> Engine<D> {
             return false;
         }
         let (grant, epoch) = (*grant, self.epoch);
+        self.keys.begin_step(id);
         let (mut staged, mut found) = (0, 0);
         for (pieces, lent) in buffers.of_each().zip(&*lent) {
             let Some(mr) = lent.local(&self.domain.queue).map(|l| l.mr) else { break };
@@ -152,7 +153,6 @@ impl<D: Device> Engine<D> {
             }
             found += 1;
         }
-        self.keys.staged_in_step(id, staged);
         if staged < count {
             for &region in each.iter().take(staged) {
                 self.keys.kill(region, Rule::NeverPosted);
