@@ -222,6 +222,9 @@ pub struct SegList<'a> {
     segs: &'a [SegShape],
     page_size: u32,
     total: u64,
+    /// One less than each length, in one. Of a length of zero that has the top bit, and else only
+    /// of one beyond all memory.
+    less_one: u64,
 }
 
 /// How far one region can reach.
@@ -240,7 +243,12 @@ impl<'a> SegList<'a> {
     #[must_use]
     #[inline]
     pub fn new(segs: &'a [SegShape], page_size: u32) -> SegList<'a> {
-        SegList { segs, page_size, total: segs.iter().map(|s| s.len).sum() }
+        let (mut total, mut less_one) = (0, 0);
+        for s in segs {
+            total += s.len;
+            less_one |= s.len.wrapping_sub(1);
+        }
+        SegList { segs, page_size, total, less_one }
     }
 
     /// The segments.
@@ -255,6 +263,13 @@ impl<'a> SegList<'a> {
     #[inline]
     pub fn total(&self) -> u64 {
         self.total
+    }
+
+    /// Whether some segment has no bytes.
+    #[must_use]
+    #[inline]
+    pub fn has_empty(&self) -> bool {
+        self.less_one >> 63 != 0 && self.segs.iter().any(|s| s.len == 0)
     }
 
     /// The device's page size.

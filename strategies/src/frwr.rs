@@ -14,12 +14,12 @@
 //! ones too, before it ends the QP, so after a reconnect `recover` finds every one condemned.
 
 mod cut;
-mod fifo;
 mod pool;
+mod ring;
 
 use self::cut::Cuts;
-use self::pool::Pool;
 pub use self::pool::State;
+use self::pool::{Doubt, Pool};
 use crate::shape::check_lengths;
 use memreg_core::device::{Caps, DeviceError, DeviceErrorKind, FastMrKind};
 use memreg_core::memreg::{
@@ -133,10 +133,9 @@ fn pool_limit(limits: &Limits, device_most: u32) -> usize {
 /// Whether one window on each whole segment is all that a `map` has to wish for.
 #[inline]
 fn whole_segments(segs: &SegList<'_>, most: u64, out: &WrBatch) -> bool {
-    // No segment is longer than all together; of a length of zero, one less has the top bit.
-    let lens = segs.segs().iter().fold(0, |all, s| all | s.len.wrapping_sub(1));
     let few = (1..=MAX_REGIONS).contains(&segs.segs().len());
-    few && segs.total() <= most && lens >> 63 == 0 && out.is_empty()
+    // No segment is longer than all together.
+    few && segs.total() <= most && !segs.has_empty() && out.is_empty()
 }
 
 impl Frwr {
@@ -408,8 +407,8 @@ impl MemReg for Frwr {
             Event::Invalidated | Event::RemoteInvalidated | Event::NeverPosted => {
                 self.pool.give_back(regions)
             }
-            Event::RegUnknown => self.pool.condemn(regions, State::FlushedFr),
-            Event::InvUnknown => self.pool.condemn(regions, State::FlushedLi),
+            Event::RegUnknown => self.pool.condemn(regions, Doubt::Registration),
+            Event::InvUnknown => self.pool.condemn(regions, Doubt::Invalidation),
         };
         // One that is not known was ended, and its id is never used again: there is nothing that
         // could be reused too early.

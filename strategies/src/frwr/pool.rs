@@ -1,16 +1,16 @@
 //! Where every region is: idle, handed out, or condemned.
 
-use super::fifo::Fifo;
+use super::ring::{Place, Ring};
 use memreg_core::device::FastMrKind;
-use memreg_core::memreg::{BatchFull, RegionId, WrBatch};
+use memreg_core::memreg::{BatchFull, MAX_REGIONS, RegionId, WrBatch};
 use slotmap::SecondaryMap;
 use std::collections::VecDeque;
 
-/// What is known of a region, and with it where the region is: there is no second book to disagree
-/// with (H-46).
+/// What is known of a region. It follows from where the region is: there is no second book to
+/// disagree with (H-46).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum State {
-    /// Its key is dead; it is in the free list.
+    /// Its key is dead; it is idle.
     Invalid,
     /// Handed out by `map` and not yet known to be dead.
     Valid,
@@ -20,26 +20,45 @@ pub enum State {
     FlushedLi,
 }
 
-impl State {
-    const fn is_condemned(self) -> bool {
-        matches!(self, State::FlushedFr | State::FlushedLi)
-    }
+/// Where a region is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Whereabouts {
+    /// In the ring of its kind, which knows whether it is handed out.
+    Ring(Place),
+    /// In the list of the condemned.
+    Condemned(Doubt),
+}
+
+/// Why a region is condemned: what of it may or may not have taken effect.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Doubt {
+    Registration,
+    Invalidation,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Region {
-    state: State,
+pub(super) struct Region {
+    pub(super) whereabouts: Whereabouts,
     kind: FastMrKind,
 }
 
+impl Region {
+    /// One that a ring is about to take in.
+    pub(super) fn new(kind: FastMrKind) -> Region {
+        Region { whereabouts: Whereabouts::Ring(0), kind }
+    }
+}
+
+pub(super) type Regions = SecondaryMap<RegionId, Region>;
+
 /// All regions of one strategy.
 ///
-/// The free lists are first in, first out: a region just invalidated is the last to be used again,
+/// The idle ones are first in, first out: a region just invalidated is the last to be used again,
 /// which gives a late user of its old key the longest time to be refused (POOL-03).
 #[derive(Debug, Default)]
 pub(super) struct Pool {
-    regions: SecondaryMap<RegionId, Region>,
-    free: [Fifo; 2],
+    regions: Regions,
+    rings: [Ring; 2],
     total: [usize; 2],
     /// The most there have been, less what was given up: what `recover` goes back to.
     peak: [usize; 2],
@@ -53,7 +72,7 @@ impl Pool {
             return;
         }
         let before = self.regions.len();
-        self.regions.insert(region, Region { state: State::Invalid, kind });
+        self.regions.insert(region, Region::new(kind));
         if self.regions.len() == before {
             // The engine ended an older region by itself and gave its slot to this one.
             self.drop_replaced();
@@ -61,9 +80,7 @@ impl Pool {
             self.total[slot(kind)] += 1;
         }
         self.peak[slot(kind)] = self.peak[slot(kind)].max(self.total[slot(kind)]);
-        let free = &mut self.free[slot(kind)];
-        free.reserve_for(self.total[slot(kind)]);
-        free.push(&[region]);
+        self.rings[slot(kind)].add(region, &mut self.regions);
     }
 
     /// A region that has ended is not made up for.
@@ -79,8 +96,8 @@ impl Pool {
 
     /// Strikes regions from the lists that are no longer in the table.
     fn drop_replaced(&mut self) {
+        self.rebuild_rings();
         let regions = &self.regions;
-        self.free.iter_mut().for_each(|list| list.retain(|&id| regions.contains_key(id)));
         self.condemned.retain(|&id| regions.contains_key(id));
         self.total = [0; 2];
         for r in self.regions.values() {
@@ -88,11 +105,16 @@ impl Pool {
         }
     }
 
+    fn rebuild_rings(&mut self) {
+        self.rings.iter_mut().for_each(|ring| ring.rebuild(&mut self.regions));
+    }
+
     /// Hands out the region that has been idle longest.
     #[inline]
     pub(super) fn take(&mut self, kind: FastMrKind) -> Option<RegionId> {
-        let region = self.free[slot(kind)].pop()?;
-        self.regions.get_mut(region)?.state = State::Valid;
+        let ring = &mut self.rings[slot(kind)];
+        let &region = ring.first(1)?.0.first()?;
+        ring.hand_out(1);
         Some(region)
     }
 
@@ -105,25 +127,28 @@ impl Pool {
         count: usize,
         out: &mut WrBatch,
     ) -> Result<(), BatchFull> {
-        let free = &mut self.free[slot(kind)];
-        let taken = free.as_slice().get(..count).ok_or(BatchFull)?;
-        out.register_each(taken)?;
-        for &region in taken {
-            if let Some(r) = self.regions.get_mut(region) {
-                r.state = State::Valid;
-            }
+        let ring = &mut self.rings[slot(kind)];
+        match ring.first(count).ok_or(BatchFull)? {
+            (all, []) => out.register_each(all)?,
+            (some, others) => register_parts(some, others, out)?,
         }
-        free.drop_first(count);
+        ring.hand_out(count);
         Ok(())
     }
 
     /// Undoes [`take`](Pool::take).
     pub(super) fn untake(&mut self, region: RegionId) {
-        if let Some(r) = self.regions.get_mut(region)
-            && r.state == State::Valid
-        {
-            r.state = State::Invalid;
-            self.free[slot(r.kind)].push_first(region);
+        if let Some((ring, at)) = self.in_ring(region) {
+            self.rings[ring].put_first(at, &mut self.regions);
+        }
+    }
+
+    /// The ring that a region is in, and where.
+    fn in_ring(&self, region: RegionId) -> Option<(usize, Place)> {
+        let r = self.regions.get(region)?;
+        match r.whereabouts {
+            Whereabouts::Ring(at) => Some((slot(r.kind), at)),
+            Whereabouts::Condemned(_) => None,
         }
     }
 
@@ -132,58 +157,51 @@ impl Pool {
     /// many are in the table.
     #[inline]
     pub(super) fn give_back(&mut self, regions: &[RegionId]) -> usize {
-        let kind = FastMrKind::Pages;
-        let out = Region { state: State::Valid, kind };
-        // Usually that is true of all of them, and then they are listed in one go.
-        let mut others = regions;
-        while let [region, rest @ ..] = others
-            && let Some(r) = self.regions.get_mut(*region)
-            && *r == out
-        {
-            r.state = State::Invalid;
-            others = rest;
+        if self.rings[slot(FastMrKind::Pages)].take_back_in_turn(regions) {
+            return regions.len();
         }
-        let plain = regions.len() - others.len();
-        self.free[slot(kind)].push(regions.get(..plain).unwrap_or_default());
-        plain + others.iter().filter(|&&region| self.give_back_one(region)).count()
+        self.give_back_one_by_one(regions)
     }
 
-    fn give_back_one(&mut self, region: RegionId) -> bool {
-        let Some(r) = self.regions.get_mut(region) else { return false };
-        if r.state == State::Valid {
-            r.state = State::Invalid;
-            self.free[slot(r.kind)].push(&[region]);
+    #[inline(never)]
+    fn give_back_one_by_one(&mut self, regions: &[RegionId]) -> usize {
+        let mut known = 0;
+        for &region in regions {
+            known += usize::from(self.regions.contains_key(region));
+            if let Some((ring, at)) = self.in_ring(region) {
+                self.rings[ring].take_back(at, &mut self.regions);
+            }
         }
-        true
+        known
     }
 
     /// Takes regions out of use, wherever they are, until they are rebuilt. Returns how many are in
     /// the table.
-    pub(super) fn condemn(&mut self, regions: &[RegionId], why: State) -> usize {
+    pub(super) fn condemn(&mut self, regions: &[RegionId], why: Doubt) -> usize {
         let mut known = 0;
         for &region in regions {
             let Some(r) = self.regions.get_mut(region) else { continue };
             known += 1;
-            if r.state.is_condemned() {
-                continue;
+            if let Whereabouts::Ring(_) = r.whereabouts {
+                r.whereabouts = Whereabouts::Condemned(why);
+                self.condemned.push_back(region);
             }
-            if r.state == State::Invalid {
-                self.free[slot(r.kind)].retain(|&f| f != region);
-            }
-            r.state = why;
-            self.condemned.push_back(region);
         }
+        self.rebuild_rings();
         known
     }
 
     /// Condemns everything that is handed out.
     pub(super) fn condemn_busy(&mut self) {
         for (region, r) in &mut self.regions {
-            if r.state == State::Valid {
-                r.state = State::FlushedFr;
+            if let Whereabouts::Ring(at) = r.whereabouts
+                && !self.rings[slot(r.kind)].is_idle(at)
+            {
+                r.whereabouts = Whereabouts::Condemned(Doubt::Registration);
                 self.condemned.push_back(region);
             }
         }
+        self.rebuild_rings();
     }
 
     /// The region that has been condemned longest, and its kind. It stays where it is.
@@ -203,22 +221,27 @@ impl Pool {
     pub(super) fn forget(&mut self, region: RegionId) -> Option<FastMrKind> {
         let r = self.regions.remove(region)?;
         self.total[slot(r.kind)] -= 1;
-        match r.state {
-            State::Invalid => self.free[slot(r.kind)].retain(|&f| f != region),
-            State::Valid => {}
-            State::FlushedFr | State::FlushedLi => self.condemned.retain(|&c| c != region),
+        match r.whereabouts {
+            Whereabouts::Ring(_) => self.rings[slot(r.kind)].rebuild(&mut self.regions),
+            Whereabouts::Condemned(_) => self.condemned.retain(|&c| c != region),
         }
         Some(r.kind)
     }
 
-    #[inline]
     pub(super) fn state(&self, region: RegionId) -> Option<State> {
-        self.regions.get(region).map(|r| r.state)
+        let r = self.regions.get(region)?;
+        Some(match r.whereabouts {
+            Whereabouts::Ring(at) if self.rings[slot(r.kind)].is_idle(at) => State::Invalid,
+            Whereabouts::Ring(_) => State::Valid,
+            Whereabouts::Condemned(Doubt::Registration) => State::FlushedFr,
+            Whereabouts::Condemned(Doubt::Invalidation) => State::FlushedLi,
+        })
     }
 
     /// Idle regions of `kind`.
+    #[inline]
     pub(super) fn free(&self, kind: FastMrKind) -> usize {
-        self.free[slot(kind)].len()
+        self.rings[slot(kind)].idle()
     }
 
     /// All regions of `kind`.
@@ -226,40 +249,46 @@ impl Pool {
         self.total[slot(kind)]
     }
 
+    #[inline]
     pub(super) fn condemned(&self) -> usize {
         self.condemned.len()
     }
 
     /// Regions handed out.
+    #[inline]
     pub(super) fn busy(&self) -> usize {
-        let all: usize = self.total.iter().sum();
-        let free: usize = self.free.iter().map(Fifo::len).sum();
-        all.saturating_sub(free + self.condemned.len())
+        self.rings.iter().map(Ring::busy).sum()
     }
 
-    /// Every region is in exactly one place, and its state says which (H-35).
+    /// Every region is in exactly one place, and the table says which (H-35).
     #[cfg(test)]
     pub(super) fn assert_sound(&self) {
         let mut seen = SecondaryMap::new();
         let mut once = |id: RegionId| assert!(seen.insert(id, ()).is_none(), "listed twice");
         for kind in [FastMrKind::Pages, FastMrKind::Gaps] {
-            for &id in self.free[slot(kind)].as_slice() {
+            for (at, id) in self.rings[slot(kind)].places() {
                 once(id);
-                let r = self.regions[id];
-                assert!(r.state == State::Invalid && r.kind == kind);
+                assert_eq!(self.regions[id], Region { whereabouts: Whereabouts::Ring(at), kind });
             }
         }
         for &id in &self.condemned {
             once(id);
-            assert!(self.regions[id].state.is_condemned());
+            assert!(matches!(self.regions[id].whereabouts, Whereabouts::Condemned(_)));
         }
-        for (id, r) in &self.regions {
-            assert_eq!(seen.contains_key(id), r.state != State::Valid, "{r:?}");
-        }
+        assert!(self.regions.keys().all(|id| seen.contains_key(id)));
         assert_eq!(self.regions.len(), self.total[0] + self.total[1]);
-        let valid = self.regions.values().filter(|r| r.state == State::Valid).count();
+        let valid = self.regions.keys().filter(|&id| self.state(id) == Some(State::Valid)).count();
         assert_eq!(self.busy(), valid);
     }
+}
+
+/// Wishes for regions that do not lie side by side.
+#[cold]
+fn register_parts(a: &[RegionId], b: &[RegionId], out: &mut WrBatch) -> Result<(), BatchFull> {
+    let mut all = [RegionId::default(); MAX_REGIONS];
+    let room = all.get_mut(..a.len() + b.len()).ok_or(BatchFull)?;
+    room.iter_mut().zip(a.iter().chain(b)).for_each(|(place, &region)| *place = region);
+    out.register_each(room)
 }
 
 const fn slot(kind: FastMrKind) -> usize {
