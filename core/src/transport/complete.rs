@@ -75,27 +75,32 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         while let Some(qp) = self.eng.qp
             && let Some(event) = self.eng.device.next_event(qp)
         {
-            tracing::debug!(?event, "device event");
-            match event {
-                AsyncEvent::PeerGone(_) => self.poison(DownCause::PeerGone),
-                AsyncEvent::DeviceFatal => {
-                    self.eng.gone = true;
-                    self.poison(DownCause::DeviceGone);
-                }
-                AsyncEvent::QpFatal(_) => self.poison(DownCause::DeviceEvent),
-                AsyncEvent::CqOverrun(_) => {
-                    self.cq_doubtful = true;
-                    self.poison(DownCause::DeviceEvent);
-                }
-                // Nothing is taken down: the device tries again what is under way, and if the port
-                // stays down, that ends in an error of its own.
-                AsyncEvent::PortDown(port) => {
-                    tracing::warn!(port, "port down");
-                    self.ports_down.insert(port);
-                }
-                AsyncEvent::PortUp(port) => {
-                    self.ports_down.remove(&port);
-                }
+            self.heard(event);
+        }
+    }
+
+    #[cold]
+    fn heard(&mut self, event: AsyncEvent) {
+        tracing::debug!(?event, "device event");
+        match event {
+            AsyncEvent::PeerGone(_) => self.poison(DownCause::PeerGone),
+            AsyncEvent::DeviceFatal => {
+                self.eng.gone = true;
+                self.poison(DownCause::DeviceGone);
+            }
+            AsyncEvent::QpFatal(_) => self.poison(DownCause::DeviceEvent),
+            AsyncEvent::CqOverrun(_) => {
+                self.cq_doubtful = true;
+                self.poison(DownCause::DeviceEvent);
+            }
+            // Nothing is taken down: the device tries again what is under way, and if the port
+            // stays down, that ends in an error of its own.
+            AsyncEvent::PortDown(port) => {
+                tracing::warn!(port, "port down");
+                self.ports_down.insert(port);
+            }
+            AsyncEvent::PortUp(port) => {
+                self.ports_down.remove(&port);
             }
         }
     }
@@ -127,35 +132,45 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     }
 
     fn route(&mut self, wc: &Wc) {
-        match (decode(self.eng.epoch, wc.wr_id()), wc) {
-            (Some(Cookie::Send(seq)), _) => match self.eng.ring.position(seq) {
+        match decode(self.eng.epoch, wc.wr_id()) {
+            Some(Cookie::Send(seq)) => match self.eng.ring.position(seq) {
                 Some(ahead) => {
                     let (id, status) = (wc.wr_id(), wc.status());
                     self.eng.keys.ledger.write(LedgerEvent::Completed(id, status));
-                    self.retire(ahead, wc);
+                    // It retires every earlier WR as a success, and its own as what it says (rule
+                    // 2).
+                    match wc {
+                        Wc::Success(_) => self.succeeded_up_to(ahead + 1),
+                        Wc::Error(e) => self.failed_behind(ahead, *e),
+                    }
                 }
                 None => self.stale(wc),
             },
-            (Some(Cookie::Recv(slot)), Wc::Success(s)) => self.received(slot, s),
-            (Some(Cookie::Recv(_)), Wc::Error(e)) => self.recv_failed(e),
-            (None, _) => self.stale(wc),
+            Some(Cookie::Recv(slot)) => self.route_receive(slot, wc),
+            None => self.stale(wc),
         }
         self.deliver();
     }
 
+    #[inline(never)]
+    fn route_receive(&mut self, slot: u32, wc: &Wc) {
+        match wc {
+            Wc::Success(s) => self.received(slot, s),
+            Wc::Error(e) => self.recv_failed(e),
+        }
+    }
+
     /// A WC of an earlier connection, a duplicate, or one that this side never asked for: counted,
     /// never guessed.
+    #[cold]
     fn stale(&mut self, wc: &Wc) {
         tracing::debug!(wr_id = wc.wr_id().0, "stale completion ignored");
         self.eng.stats.wcs_stale += 1;
     }
 
-    /// A WC retires every earlier WR as a success, and its own as what it says (rule 2).
-    fn retire(&mut self, ahead: usize, wc: &Wc) {
-        let e = match wc {
-            Wc::Success(_) => return self.succeeded_up_to(ahead + 1),
-            Wc::Error(e) => *e,
-        };
+    /// The oldest `ahead` WRs succeeded, or so an error WC for the one behind them says.
+    #[cold]
+    fn failed_behind(&mut self, ahead: usize, e: WcError) {
         for _ in 0..ahead {
             if let Some(op) = self.eng.ring.retire_front() {
                 self.passed_over(op);
