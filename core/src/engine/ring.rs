@@ -6,7 +6,6 @@
 use crate::engine::exposure::{ExposureId, LocalId};
 use crate::mutants::mutant;
 use crate::types::{Epoch, WrId};
-use std::collections::VecDeque;
 
 /// What a WR on the send queue was for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -102,7 +101,9 @@ pub(crate) struct Run {
 pub(crate) struct SendRing {
     depth: usize,
     epoch: Epoch,
-    entries: VecDeque<Entry>,
+    /// The oldest at `head`; those before it are gone.
+    entries: Vec<Entry>,
+    head: usize,
     /// Sequence of the oldest WR.
     front: u64,
     /// WRs from that one on.
@@ -118,8 +119,11 @@ impl SendRing {
     pub(crate) fn new(depth: u32, epoch: Epoch) -> SendRing {
         let depth = depth as usize;
         let unsignaled_limit = (depth / 2).max(1) - 1;
-        let entries = VecDeque::with_capacity(depth);
-        SendRing { depth, epoch, entries, front: 0, count: 0, unsignaled: 0, unsignaled_limit }
+        // Twice the depth: as many are gone at least whenever it is full, so that making room costs
+        // each of them no more than one move.
+        let entries = Vec::with_capacity(2 * depth);
+        let (head, front, count, unsignaled) = (0, 0, 0, 0);
+        SendRing { depth, epoch, entries, head, front, count, unsignaled, unsignaled_limit }
     }
 
     /// Slots of the queue.
@@ -136,7 +140,19 @@ impl SendRing {
 
     /// WRs whose completion the device owes.
     pub(crate) fn owed(&self) -> usize {
-        self.entries.iter().filter(|e| e.signaled).count()
+        self.open().iter().filter(|e| e.signaled).count()
+    }
+
+    /// The entries of WRs that may still be on the queue.
+    fn open(&self) -> &[Entry] {
+        self.entries.get(self.head..).unwrap_or_default()
+    }
+
+    /// Forgets the entries that are gone.
+    #[cold]
+    fn make_room(&mut self) {
+        self.entries.drain(..self.head);
+        self.head = 0;
     }
 
     /// WRs that no later signal covers yet.
@@ -168,7 +184,10 @@ impl SendRing {
         let numbers = (SEQ_MASK - (seq & SEQ_MASK)) as usize + 1;
         let count = want.min(numbers).min(unforced + 1);
         let signaled = count > unforced && !mutant!("rule-9");
-        self.entries.push_back(Entry { op, count: count as u32, signaled });
+        if self.entries.len() == self.entries.capacity() {
+            self.make_room();
+        }
+        self.entries.push(Entry { op, count: count as u32, signaled });
         self.count += count;
         self.unsignaled = if signaled { 0 } else { self.unsignaled + count };
         Run { first: pack(self.epoch, KIND_SEND, seq), count, signaled }
@@ -176,7 +195,9 @@ impl SendRing {
 
     /// The newest WR is to be signaled too.
     pub(crate) fn signal_last(&mut self) {
-        if let Some(last) = self.entries.back_mut() {
+        if self.count > 0
+            && let Some(last) = self.entries.last_mut()
+        {
             last.signaled = true;
             self.unsignaled = 0;
         }
@@ -184,16 +205,16 @@ impl SendRing {
 
     /// Takes back the newest WR, which the device refused, and its cookie.
     pub(crate) fn take_back(&mut self) -> Option<(RingOp, WrId)> {
-        let last = self.entries.back_mut()?;
+        let last = self.entries.get_mut(self.head..)?.last_mut()?;
         last.count -= 1;
         last.signaled = false;
         let op = last.op.further(last.count);
         if last.count == 0 {
-            self.entries.pop_back();
+            self.entries.pop();
         }
         self.count -= 1;
         let seq = self.front + self.count as u64;
-        let covered = self.entries.iter().rev().take_while(|e| !e.signaled);
+        let covered = self.open().iter().rev().take_while(|e| !e.signaled);
         self.unsignaled = covered.map(|e| e.count as usize).sum();
         Some((op, pack(self.epoch, KIND_SEND, seq)))
     }
@@ -219,14 +240,14 @@ impl SendRing {
     /// in a row: what the first was for, and how many they are.
     #[inline]
     pub(crate) fn pop_retired(&mut self, most: usize) -> Option<(RingOp, usize)> {
-        let front = self.entries.front_mut()?;
+        let front = self.entries.get_mut(self.head)?;
         let (op, count) = (front.op, front.count as usize);
         if count > most {
             front.op = op.further(most as u32);
             front.count -= most as u32;
             return Some((op, most));
         }
-        self.entries.pop_front();
+        self.head += 1;
         Some((op, count))
     }
 
@@ -250,7 +271,7 @@ mod tests {
 
     fn retire_run(r: &mut SendRing, most: usize) -> Option<(RingOp, usize)> {
         let before = r.outstanding();
-        let run = r.entries.front().map_or(0, |e| e.count as usize);
+        let run = r.open().first().map_or(0, |e| e.count as usize);
         r.retire(most.min(run));
         let retired = r.pop_retired(most);
         assert_eq!(before - r.outstanding(), retired.map_or(0, |(_, n)| n));

@@ -456,13 +456,17 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     /// Posts the chain that was built; a refusal for anything but a full queue costs the connection
     /// (D-01).
     pub(super) fn post(&mut self) -> Result<(), Refusal> {
-        match self.eng.post_chain() {
-            Ok(()) => Ok(()),
-            Err(PostFailure::Full(e)) => Err(Refusal::Device(e.cause)),
-            Err(PostFailure::Broken(e)) => {
+        self.eng.post_chain().map_err(|failure| self.post_failed(failure))
+    }
+
+    #[cold]
+    fn post_failed(&mut self, failure: PostFailure) -> Refusal {
+        match failure {
+            PostFailure::Full(e) => Refusal::Device(e.cause),
+            PostFailure::Broken(e) => {
                 self.poison(DownCause::Post(e));
                 self.deliver();
-                Err(Refusal::Down(DownCause::Post(e)))
+                Refusal::Down(DownCause::Post(e))
             }
         }
     }

@@ -326,6 +326,18 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         // before the connection does.
         let posted = self.post();
         self.deliver();
+        if posted.is_ok() && chained.is_ok() {
+            return Ok(());
+        }
+        self.unmap_failed(posted, chained)
+    }
+
+    #[cold]
+    fn unmap_failed(
+        &mut self,
+        posted: Result<(), Refusal>,
+        chained: Result<(), Poison>,
+    ) -> Result<(), Refusal> {
         let cause = match (posted, chained) {
             (Ok(()), Ok(())) => return Ok(()),
             (Ok(()), Err(p)) => {
