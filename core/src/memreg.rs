@@ -251,6 +251,13 @@ impl<'a> SegList<'a> {
         SegList { segs, page_size, total, less_one }
     }
 
+    /// As `new`, where the sum of the lengths is known already.
+    #[inline]
+    pub(crate) fn of_sum(segs: &'a [SegShape], page_size: u32, total: u64) -> SegList<'a> {
+        debug_assert_eq!(total, segs.iter().map(|s| s.len).sum());
+        SegList { segs, page_size, total }
+    }
+
     /// The segments.
     #[must_use]
     #[inline]

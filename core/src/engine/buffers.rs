@@ -59,6 +59,7 @@ pub(crate) type Piece = Range<usize>;
 impl Buffers {
     /// No buffer yet.
     #[must_use]
+    #[inline]
     pub fn new() -> Buffers {
         Buffers::default()
     }
@@ -83,6 +84,7 @@ impl Buffers {
 
     /// How many ranges.
     #[must_use]
+    #[inline]
     pub fn count(&self) -> usize {
         self.pieces.len()
     }
@@ -155,16 +157,15 @@ impl Buffers {
         })
     }
 
-    /// Drops the ranges of buffers that did not come back; `lost` are their indices among all that
-    /// were lent, in order.
-    pub(crate) fn forget(&mut self, lost: &[usize]) {
-        for &buf in lost.iter().rev() {
-            let start = buf.checked_sub(1).and_then(|b| self.ends.get(b)).copied().unwrap_or(0);
-            if buf < self.ends.len() {
-                let count = self.ends.remove(buf) - start;
-                self.pieces.drain(start..start + count);
-                self.ends.iter_mut().skip(buf).for_each(|end| *end -= count);
-            }
+    /// Drops the ranges of a buffer that did not come back; those behind it are one buffer further
+    /// in front from then on.
+    #[cold]
+    pub(crate) fn forget(&mut self, buf: usize) {
+        let start = buf.checked_sub(1).and_then(|b| self.ends.get(b)).copied().unwrap_or(0);
+        if buf < self.ends.len() {
+            let count = self.ends.remove(buf) - start;
+            self.pieces.drain(start..start + count);
+            self.ends.iter_mut().skip(buf).for_each(|end| *end -= count);
         }
     }
 
@@ -337,7 +338,8 @@ mod tests {
         let mut left = list();
         let bufs: Bufs = std::mem::take(&mut left.bufs);
         left.bufs = bufs.into_iter().filter(|b| [20, 40].contains(&b.len())).collect();
-        left.forget(&[0, 2]);
+        left.forget(0);
+        left.forget(1);
         let seen: Vec<_> = left.iter().map(|(buf, range)| (buf.len(), range.clone())).collect();
         assert_eq!(seen, [(20, 2..4), (20, 4..5), (20, 18..20), (40, 0..40)]);
     }

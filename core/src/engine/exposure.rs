@@ -30,6 +30,7 @@ impl SlotFlag {
         Arc::new(SlotFlag { abandoned: AtomicBool::new(false), bell: Arc::clone(bell) })
     }
 
+    #[inline]
     pub(crate) fn is_abandoned(&self) -> bool {
         self.abandoned.load(Ordering::Acquire)
     }
@@ -257,8 +258,9 @@ impl Slots {
         }
     }
 
-    /// A slot for a new exposure, without bytes yet.
-    pub(crate) fn new_exposure(&mut self, grant: Grant) -> (ExposureId, Arc<SlotFlag>) {
+    /// A new exposure, without bytes yet and in no slot.
+    #[inline]
+    pub(crate) fn new_exposure(&mut self, grant: Grant) -> Box<Exposure> {
         let mut body = self.spare_exposures.pop().unwrap_or_else(|| {
             Box::new(Exposure {
                 state: ExposureState::Staged,
@@ -281,6 +283,12 @@ impl Slots {
         body.counted = false;
         body.grant = grant;
         (body.reply_after, body.lease) = (None, None);
+        body
+    }
+
+    /// Gives an exposure its slot.
+    #[inline]
+    pub(crate) fn insert(&mut self, mut body: Box<Exposure>) -> (ExposureId, Arc<SlotFlag>) {
         let flag = fresh_flag(&mut body.flag, &self.bell);
         (self.exposures.insert(body), flag)
     }
@@ -292,15 +300,27 @@ impl Slots {
 
     /// Frees a slot; what is still inside is dropped.
     pub(crate) fn free_exposure(&mut self, id: ExposureId) {
-        if let Some(mut body) = self.exposures.remove(id) {
-            body.buffers.clear();
-            body.lent.clear();
-            body.regions.clear();
-            body.parts.clear();
-            (body.open, body.staged) = (0, 0);
-            if self.spare_exposures.len() < SPARE {
-                self.spare_exposures.push(body);
-            }
+        if let Some(body) = self.exposures.remove(id) {
+            self.recycle(body);
+        }
+    }
+
+    /// Keeps the body of an exposure that has no slot any more, for another one. Answers the
+    /// buffers that are still inside.
+    #[inline]
+    pub(crate) fn recycle(&mut self, mut body: Box<Exposure>) -> Buffers {
+        body.lent.clear();
+        body.regions.clear();
+        body.parts.clear();
+        (body.open, body.staged) = (0, 0);
+        if self.spare_exposures.len() >= SPARE {
+            return body.buffers;
+        }
+        // Taken out last of all, they are copied once.
+        self.spare_exposures.push(body);
+        match self.spare_exposures.last_mut() {
+            Some(body) => std::mem::take(&mut body.buffers),
+            None => Buffers::new(),
         }
     }
 
@@ -345,6 +365,7 @@ impl Slots {
 }
 
 /// Recycles a flag, or replaces it if a forgotten handle still holds it.
+#[inline]
 fn fresh_flag(flag: &mut Arc<SlotFlag>, bell: &Arc<AtomicUsize>) -> Arc<SlotFlag> {
     match Arc::get_mut(flag) {
         // Nobody else holds it, so that no ordering is needed.

@@ -37,10 +37,10 @@ use crate::types::{
     Access, CqId, DeviceId, DmaAddr, Epoch, Lkey, MrId, MwId, PdId, QpId, Tick, TransportId,
 };
 use arena::Arena;
-use buffers::{Buffers, Bufs, Lent};
+use buffers::{Buffers, Lent};
 use domain::Domain;
 use events::EventQueue;
-use exposure::{ExposureId, ExposureState, LocalId, Slots};
+use exposure::{Exposure, ExposureId, ExposureState, LocalId, Slots};
 use keys::{KeyTable, RegionKind};
 use ledger::{KeyEvent, LedgerEvent, Rule};
 use ring::SendRing;
@@ -161,13 +161,18 @@ impl<D: Device> Engine<D> {
     ///
     /// # Errors
     /// The device's; every buffer is back in its place.
+    #[inline]
     pub(crate) fn lend(
         &mut self,
         buffers: &mut Buffers,
         lent: &mut Vec<Lent>,
         map: bool,
     ) -> Result<(), DeviceError> {
-        lent.extend(buffers.bufs.drain(..).map(Lent::new));
+        // Taken from the end, one by one, which needs none of a drain's care for the rest.
+        buffers.bufs.reverse();
+        while let Some(buf) = buffers.bufs.pop() {
+            lent.push(Lent::new(buf));
+        }
         if !map {
             return Ok(());
         }
@@ -185,8 +190,7 @@ impl<D: Device> Engine<D> {
                 }
                 Err(e) => {
                     // No key was ever made for these: the proof is that nothing happened.
-                    let lost = self.give_back(lent, Fenced::mint, &mut buffers.bufs);
-                    buffers.forget(&lost);
+                    self.give_back(lent, Fenced::mint, buffers);
                     return Err(e);
                 }
             }
@@ -194,74 +198,30 @@ impl<D: Device> Engine<D> {
         Ok(())
     }
 
-    /// Ends the device's loans and returns the CPU's view of each buffer; `proof` is asked for
-    /// every one. Answers which of them the device did not let go of: their memory is leaked on
-    /// purpose, for it may still be reached, and counted.
-    #[inline]
+    /// Ends the device's loans and puts each buffer, with the CPU's view of it, back into its list;
+    /// `proof` is asked for every one.
     pub(crate) fn give_back(
         &mut self,
         lent: &mut Vec<Lent>,
         proof: impl Fn() -> Fenced,
-        back: &mut Bufs,
-    ) -> Vec<usize> {
-        let mut lost = vec![];
-        for (index, one) in lent.drain(..).enumerate() {
-            match self.end_loan(one, proof()) {
-                Some(buf) => back.push(buf),
-                None => lost.push(index),
-            }
-        }
-        lost
+        buffers: &mut Buffers,
+    ) {
+        end_loans(&self.device, &mut self.stats, lent, proof, buffers);
     }
 
-    #[inline]
-    fn end_loan(&mut self, lent: Lent, proof: Fenced) -> Option<DmaBuf> {
-        let Lent { bytes, place, mapped, once } = lent;
-        if !once.is_empty()
-            && let Err(e) = self.end_once(&once)
-        {
-            return self.keep((bytes, place), Some(e));
+    /// Ends the MRs of one operation over these buffers, as must be before the loans end. Those
+    /// that do not end are strays, and their buffers will not come back.
+    pub(crate) fn end_once(&mut self, lent: &mut [Lent]) {
+        for one in lent.iter_mut().filter(|one| !one.once.is_empty()) {
+            one.once.retain(|&mr| match self.dereg_mr(mr) {
+                Ok(()) => false,
+                Err(e) => {
+                    tracing::error!(error = %e, "an MR of one operation does not end");
+                    self.strays.push(Stray::Sink(mr));
+                    true
+                }
+            });
         }
-        let unmapped = match mapped {
-            None => Ok(Unmapped::after(proof)),
-            Some(addr) => self.device.dma_unmap(&bytes, addr, proof),
-        };
-        match unmapped {
-            Ok(unmapped) => match bytes.into_buf(unmapped, place) {
-                Ok(buf) => Some(buf),
-                Err(kept) => self.keep(kept, None),
-            },
-            Err((e, _)) => self.keep((bytes, place), Some(e)),
-        }
-    }
-
-    /// Ends the MRs of one operation over one buffer. Those that do not end are strays.
-    #[cold]
-    fn end_once(&mut self, mrs: &[MrId]) -> Result<(), DeviceError> {
-        let mut ended = Ok(());
-        for &mr in mrs {
-            if let Err(e) = self.dereg_mr(mr) {
-                self.strays.push(Stray::Sink(mr));
-                ended = Err(e);
-            }
-        }
-        ended
-    }
-
-    /// Leaks bytes that may still be reached. Nothing comes back, as `end_loan` answers.
-    #[cold]
-    fn keep(
-        &mut self,
-        kept: (ExposedBytes, Option<Box<Placement>>),
-        why: Option<DeviceError>,
-    ) -> Option<DmaBuf> {
-        let len = kept.0.len() as u64;
-        if let Some(e) = why {
-            tracing::error!(error = %e, len, "device keeps a mapping; its bytes are leaked");
-        }
-        std::mem::forget(kept);
-        self.stats.bytes_leaked += len;
-        None
     }
 
     /// A region's key is dead by `rule`; its exposure may be fenced by that.
@@ -332,40 +292,29 @@ impl<D: Device> Engine<D> {
         }
     }
 
-    /// That many reasons less to keep an exposure's bytes.
+    /// That many reasons less to keep an exposure's bytes. If none is left, its live set is empty:
+    /// mints the proofs and takes the bytes back.
     #[inline(never)]
     pub(crate) fn release(&mut self, id: ExposureId, count: usize) {
         let Some(e) = self.slots.exposures.get_mut(id) else { return };
         e.open = e.open.saturating_sub(count);
-        if e.open == 0 {
-            self.fence(id);
+        if e.open > 0 {
+            return;
         }
-    }
-
-    /// The live set of an exposure is empty: mints the proofs and takes the bytes back.
-    fn fence(&mut self, id: ExposureId) {
-        let Some(e) = self.slots.exposures.get_mut(id) else { return };
-        let mut lent = std::mem::take(&mut e.lent);
-        let mut back = std::mem::take(&mut e.buffers.bufs);
-        let lost = self.give_back(&mut lent, Fenced::mint, &mut back);
-        let bytes = back.iter().map(|buf| buf.len() as u64).sum();
+        let Exposure { lent, buffers, .. } = &mut **e;
+        let (bytes, all) = end_loans(&self.device, &mut self.stats, lent, Fenced::mint, buffers);
+        self.stats.fences += u64::from(e.counted);
+        e.state = if all { ExposureState::Fenced } else { ExposureState::Held };
+        let abandoned = e.flag.is_abandoned();
         let exposure = id.data().as_ffi();
         self.keys.ledger.write(LedgerEvent::BytesBack { exposure, bytes });
-        let Some(e) = self.slots.exposures.get_mut(id) else { return };
-        self.stats.fences += u64::from(e.counted);
-        (e.lent, e.buffers.bufs) = (lent, back);
-        e.buffers.forget(&lost);
-        e.state = if lost.is_empty() { ExposureState::Fenced } else { ExposureState::Held };
-        if e.flag.is_abandoned() {
+        if abandoned {
             self.free_abandoned(id);
         }
     }
 
     /// Counts an exposure that exists from now on.
-    pub(crate) fn count_exposure(&mut self, id: ExposureId) {
-        if let Some(e) = self.slots.exposures.get_mut(id) {
-            e.counted = true;
-        }
+    pub(crate) fn count_exposure(&mut self) {
         self.stats.exposures += 1;
         self.stats.exposures_now = self.slots.exposures.len() as u64;
     }
@@ -567,16 +516,74 @@ impl<D: Device> Engine<D> {
     pub(crate) fn finish_local(&mut self, id: LocalId) {
         let Some(op) = self.slots.locals.get_mut(id) else { return };
         let mut lent = std::mem::take(&mut op.lent);
-        let mut back = std::mem::take(&mut op.buffers.bufs);
-        let lost = self.give_back(&mut lent, Fenced::mint, &mut back);
+        self.end_once(&mut lent);
         let Some(op) = self.slots.locals.get_mut(id) else { return };
-        (op.lent, op.buffers.bufs) = (lent, back);
-        op.buffers.forget(&lost);
+        end_loans(&self.device, &mut self.stats, &mut lent, Fenced::mint, &mut op.buffers);
+        op.lent = lent;
         op.done = true;
         if op.flag.is_abandoned() {
             self.slots.free_local(id);
         }
     }
+}
+
+/// As `give_back`. Answers the bytes of the buffers that are back, and whether all are. What the
+/// device does not let go of may still be reached: it is leaked on purpose, and counted.
+#[inline(always)]
+fn end_loans<D: Device>(
+    device: &D,
+    stats: &mut Stats,
+    lent: &mut Vec<Lent>,
+    proof: impl Fn() -> Fenced,
+    buffers: &mut Buffers,
+) -> (u64, bool) {
+    let (mut bytes, mut all) = (0, true);
+    // As in `lend`.
+    lent.reverse();
+    while let Some(one) = lent.pop() {
+        match end_loan(device, one, proof()) {
+            Ok(buf) => {
+                bytes += buf.len() as u64;
+                buffers.bufs.push(buf);
+            }
+            Err(kept) => {
+                all = false;
+                stats.bytes_leaked += leak(kept);
+                buffers.forget(buffers.bufs.len());
+            }
+        }
+    }
+    (bytes, all)
+}
+
+/// What the device does not let go of.
+type Kept = (ExposedBytes, Option<Box<Placement>>, Option<DeviceError>);
+
+#[inline]
+fn end_loan<D: Device>(device: &D, lent: Lent, proof: Fenced) -> Result<DmaBuf, Kept> {
+    let Lent { bytes, place, mapped, once } = lent;
+    if !once.is_empty() {
+        return Err((bytes, place, None));
+    }
+    let unmapped = match mapped {
+        None => Ok(Unmapped::after(proof)),
+        Some(addr) => device.dma_unmap(&bytes, addr, proof),
+    };
+    match unmapped {
+        Ok(unmapped) => bytes.into_buf(unmapped, place).map_err(|(bytes, p)| (bytes, p, None)),
+        Err((e, _)) => Err((bytes, place, Some(e))),
+    }
+}
+
+/// Leaks bytes that may still be reached. Answers how many.
+#[cold]
+fn leak((bytes, place, why): Kept) -> u64 {
+    let len = bytes.len() as u64;
+    if let Some(e) = why {
+        tracing::error!(error = %e, len, "device keeps a mapping; its bytes are leaked");
+    }
+    std::mem::forget((bytes, place));
+    len
 }
 
 /// Parents of windows need one right more; nobody else gets it.

@@ -11,7 +11,7 @@ use crate::device::{
     Device, DeviceError, DeviceErrorKind, FastMrKind, PageEntry, Payload, PostError, Verb,
     WindowRun, Wr, WrChain, WrOp, errno,
 };
-use crate::memreg::{Event, MAX_REGIONS, RegionId, SegList, SegShape, Wish, WrBatch};
+use crate::memreg::{Event, MAX_REGIONS, RegionId, SegList, Wish, WrBatch};
 use crate::mutants::mutant;
 use crate::types::{Access, DmaAddr, Segment};
 use smallvec::SmallVec;
@@ -41,25 +41,6 @@ pub(crate) enum PostFailure {
 }
 
 impl<D: Device> Engine<D> {
-    /// The shapes of an exposure's pieces, in the engine's scratch list.
-    pub(crate) fn take_shapes(&mut self, id: ExposureId) -> Vec<SegShape> {
-        let mut shapes = std::mem::take(&mut self.shapes);
-        shapes.clear();
-        // Sizes are refused for pages that are no power of two.
-        let in_page = u64::from(self.caps.page_size).wrapping_sub(1);
-        if let Some(e) = self.slots.exposures.get(id) {
-            for (pieces, lent) in e.buffers.of_each().zip(&e.lent) {
-                // A bounced piece is copied to the start of a page.
-                let (base, from) = lent.mapped.map_or((0, 0), |a| (a.0, in_page));
-                shapes.extend(pieces.iter().map(|p| {
-                    let page_offset = (base.wrapping_add(p.start as u64) & from) as u32;
-                    SegShape { page_offset, len: (p.end - p.start) as u64 }
-                }));
-            }
-        }
-        shapes
-    }
-
     /// Checks that the batch and the regions granted in `map` cover the exposure exactly once and
     /// in order, and stages the registrations.
     ///

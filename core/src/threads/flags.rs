@@ -7,7 +7,8 @@ use crate::sync::Arc;
 use crate::types::{Grant, TransportId};
 
 fn expose(slots: &mut Slots) -> (ExposureId, Exposed) {
-    let (id, flag) = slots.new_exposure(Grant::PeerReads);
+    let body = slots.new_exposure(Grant::PeerReads);
+    let (id, flag) = slots.insert(body);
     assert_eq!(Arc::strong_count(&flag), 2, "an old handle still holds the flag of a new one");
     (id, Exposed { transport: TransportId(1), id, flag: Some(flag) })
 }

@@ -7,7 +7,7 @@ use super::{State, Transport};
 use crate::device::Device;
 use crate::engine::buffers::Buffers;
 use crate::engine::control::{Ctl, Scope};
-use crate::engine::exposure::{Awaited, Exposed, ExposureId, ExposureState};
+use crate::engine::exposure::{Awaited, Exposed, Exposure, ExposureId, ExposureState};
 use crate::engine::keys::KeyState;
 use crate::engine::stage::BadMap;
 use crate::error::ApiMisuse;
@@ -16,6 +16,9 @@ use crate::mutants::mutant;
 use crate::sync::{Arc, Ordering};
 use crate::types::Grant;
 use smallvec::SmallVec;
+
+/// Regions that a strategy has ended in one call.
+type Ended = SmallVec<[RegionId; MAX_REGIONS]>;
 
 const NOT_TO_REVOKE: &str = "it wished for something else than to revoke this exposure";
 
@@ -54,36 +57,26 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         buffers: impl Into<Buffers>,
         grant: Grant,
     ) -> Result<Exposed, BufferError> {
-        let mut buffers = buffers.into();
-        if let Err(why) = self.check_up().and_then(|()| self.check_list(&buffers, grant)) {
-            return Err(BufferError { buffers, why });
-        }
-        let bounced = !self.eng.arenas.is_empty();
-        let (id, flag) = self.eng.slots.new_exposure(grant);
-        let slot = self.eng.slots.exposures.get_mut(id);
-        let mut lent = slot.map(|e| std::mem::take(&mut e.lent)).unwrap_or_default();
-        if let Err(e) = self.eng.lend(&mut buffers, &mut lent, !bounced) {
-            self.eng.slots.free_exposure(id);
-            return Err(BufferError { buffers, why: Refusal::Device(e) });
-        }
-        if let Some(e) = self.eng.slots.exposures.get_mut(id) {
-            (e.lent, e.buffers) = (lent, buffers);
-            // Held by this call, so that no event below can fence it half-made.
-            e.open = 1;
-        }
-        match self.map(id) {
+        let mut e = self.eng.slots.new_exposure(grant);
+        e.buffers = buffers.into();
+        let bytes = match self.check_and_lend(&mut e) {
+            Ok(bytes) => bytes,
+            Err(why) => return Err(BufferError { buffers: self.eng.slots.recycle(e), why }),
+        };
+        // Held by this call, so that no event below can fence it half-made.
+        e.open = 1;
+        let (id, flag) = self.eng.slots.insert(e);
+        match self.map(id, bytes) {
             Ok(()) => {
-                let staged = self.eng.slots.exposures.get_mut(id).map_or(0, |e| {
+                if let Some(e) = self.eng.slots.exposures.get_mut(id) {
                     e.open -= 1;
-                    if e.staged == 0 {
-                        e.state = ExposureState::Exposed;
+                    e.counted = true;
+                    match e.staged {
+                        0 => e.state = ExposureState::Exposed,
+                        _ => self.eng.staged.push(id),
                     }
-                    e.staged
-                });
-                if staged > 0 {
-                    self.eng.staged.push(id);
                 }
-                self.eng.count_exposure(id);
+                self.eng.count_exposure();
                 self.deliver();
                 Ok(Exposed { transport: self.eng.id, id, flag: Some(flag) })
             }
@@ -91,10 +84,22 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         }
     }
 
-    /// Asks the strategy for regions and stages what it wishes for.
-    fn map(&mut self, id: ExposureId) -> Result<(), (Refusal, bool)> {
-        let shapes = self.eng.take_shapes(id);
-        let segs = SegList::new(&shapes, self.eng.caps.page_size);
+    /// Lends the buffers, unless something about them or the transport forbids it. Answers how many
+    /// bytes their ranges have; the engine's shapes are those of the ranges.
+    #[inline]
+    fn check_and_lend(&mut self, e: &mut Exposure) -> Result<u64, Refusal> {
+        self.check_up()?;
+        let bytes = self.check_list(&e.buffers, e.grant)?;
+        let bounced = !self.eng.arenas.is_empty();
+        self.eng.lend(&mut e.buffers, &mut e.lent, !bounced).map_err(Refusal::Device)?;
+        parts::place(&e.buffers, &e.lent, self.eng.caps.page_size, &mut self.eng.shapes);
+        Ok(bytes)
+    }
+
+    /// Asks the strategy for regions over the engine's shapes and stages what it wishes for.
+    fn map(&mut self, id: ExposureId, bytes: u64) -> Result<(), (Refusal, bool)> {
+        let shapes = std::mem::take(&mut self.eng.shapes);
+        let segs = SegList::of_sum(&shapes, self.eng.caps.page_size, bytes);
         self.batch.clear();
         let mut ctl = Ctl::new(&mut self.eng, Scope::Map(id));
         let mapped = self.strategy.map(&mut ctl, &segs, &mut self.batch);
@@ -116,13 +121,12 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     /// Rule 7: with the staged WRs and a LOCAL_INV for each, and the sentinel, it must fit the
     /// queue.
     fn check_reserve(&self, id: ExposureId) -> Result<(), Refusal> {
-        let staged = self.eng.slots.exposures.get(id).map_or(0, |e| e.staged);
         let depth = self.eng.ring.depth();
-        let mine = 2 * staged;
         let claimed = self.eng.ring.outstanding() + self.eng.staged_wrs + self.eng.keys.inv_slots();
         if claimed < depth {
             return Ok(());
         }
+        let mine = self.eng.slots.exposures.get(id).map_or(0, |e| 2 * e.staged);
         if mine + 1 > depth {
             return Err(Refusal::NeverFits { need: mine + 1, depth });
         }
@@ -140,9 +144,10 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         self.eng.undo_map(id, &self.batch);
         self.eng.release(id, 1);
         self.nudge(&why);
-        let kept = self.eng.slots.exposures.get(id).is_some_and(|e| e.open > 0);
+        let slot = self.eng.slots.exposures.get_mut(id).filter(|e| e.open > 0);
+        let kept = slot.map(|e| e.counted = true).is_some();
         if kept {
-            self.eng.count_exposure(id);
+            self.eng.count_exposure();
         }
         if misbehaved || kept {
             self.poison(DownCause::Strategy(Poison("it broke the contract of map")));
@@ -163,21 +168,23 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         }
     }
 
-    fn check_list(&self, buffers: &Buffers, grant: Grant) -> Result<(), Refusal> {
-        let need = parts::check(buffers, |index, buf| match buf.is_read_only() {
-            true => self.check_read_only(index, grant),
-            false => Ok(()),
-        })?;
-        let limit = self.eng.limits.max_payload_bytes;
+    fn check_list(&mut self, buffers: &Buffers, grant: Grant) -> Result<u64, Refusal> {
+        let page = self.eng.caps.page_size;
+        let checked = parts::check(buffers, page, &mut self.eng.shapes)?;
+        if checked.read_only {
+            self.check_read_only(buffers, grant)?;
+        }
+        let (need, limit) = (checked.bytes, self.eng.limits.max_payload_bytes);
         if need > limit {
             return Err(Refusal::TooLong { need, limit });
         }
-        Ok(())
+        Ok(need)
     }
 
     /// Rights are never widened behind anybody's back: what would write to memory that is mapped
     /// for reading is refused before anything is registered (B55).
-    fn check_read_only(&self, index: usize, grant: Grant) -> Result<(), Refusal> {
+    #[cold]
+    fn check_read_only(&self, buffers: &Buffers, grant: Grant) -> Result<(), Refusal> {
         let what = match grant {
             Grant::PeerWrites => "a grant of writing",
             Grant::PeerReads if self.eng.limits.mechanism == "window" => {
@@ -185,7 +192,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             }
             Grant::PeerReads => return Ok(()),
         };
-        Err(Refusal::ReadOnly { index, what })
+        Err(parts::read_only(buffers, what))
     }
 
     /// Starts taking the peer's access back.
@@ -287,8 +294,8 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     /// Asks the strategy to revoke the live regions and chains what it wishes for; every one must
     /// be named once.
     fn chain_unmap(&mut self, id: ExposureId) -> Result<(), Poison> {
-        let Some(e) = self.eng.slots.exposures.get(id) else { return Ok(()) };
-        if e.staged > 0 {
+        let slots = &self.eng.slots;
+        if !self.eng.staged.is_empty() && slots.exposures.get(id).is_some_and(|e| e.staged > 0) {
             self.eng.unstage(id);
         }
         let Some(e) = self.eng.slots.exposures.get_mut(id) else { return Ok(()) };
@@ -297,26 +304,51 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         }
         e.state = ExposureState::Revoking;
         let in_step = self.eng.keys.all_in_step(id, e.regions.len()) == Some(KeyState::Live);
-        let keys = &self.eng.keys;
-        let live: SmallVec<[RegionId; MAX_REGIONS]> = match in_step {
-            true => SmallVec::from_slice(&e.regions),
-            false => e.regions.iter().copied().filter(|&r| keys.is_live(r, id)).collect(),
+        let (live, ended) = if in_step {
+            // The strategy looks at the list itself and not at a copy. Meanwhile the slot has none:
+            // of windows, nothing that the strategy can do asks for it there.
+            let regions = std::mem::take(&mut e.regions);
+            let asked = self.ask_to_unmap(id, &regions);
+            let live = match asked {
+                Ok(None) => SmallVec::new(),
+                _ => SmallVec::from_slice(&regions),
+            };
+            if let Some(e) = self.eng.slots.exposures.get_mut(id) {
+                e.regions = regions;
+            }
+            let Some(ended) = asked? else {
+                self.eng.stats.local_inv_needed += 1;
+                self.eng.chain_all_invs(id);
+                return Ok(());
+            };
+            (live, ended)
+        } else {
+            let keys = &self.eng.keys;
+            let live = e.regions.iter().copied().filter(|&r| keys.is_live(r, id));
+            let live: SmallVec<[RegionId; MAX_REGIONS]> = live.collect();
+            let ended = self.ask_to_unmap(id, &live)?;
+            (live, ended.unwrap_or_default())
         };
-        self.batch.clear();
-        let mut ctl = Ctl::new(&mut self.eng, Scope::Unmap(id));
-        self.strategy.unmap(&mut ctl, &live, &mut self.batch)?;
-        let (ended, twice) = (ctl.ended, ctl.twice);
-        if in_step && self.batch.is_all() && ended.is_empty() && !twice {
-            self.eng.stats.local_inv_needed += 1;
-            self.eng.chain_all_invs(id);
-            return Ok(());
-        }
         self.batch.spell_out_all(&live);
-        self.check_unmap(&live, &ended, twice)?;
+        self.check_unmap(&live, &ended)?;
         let wishes = self.batch.wishes();
         self.eng.stats.local_inv_needed += u64::from(!wishes.is_empty());
         self.eng.chain_invs(id, wishes);
         Ok(())
+    }
+
+    /// Asks the strategy to revoke the live regions. `None` if all that it wants is a WR for each,
+    /// else those that it has ended.
+    #[inline]
+    fn ask_to_unmap(&mut self, id: ExposureId, live: &[RegionId]) -> Result<Option<Ended>, Poison> {
+        self.batch.clear();
+        let mut ctl = Ctl::new(&mut self.eng, Scope::Unmap(id));
+        self.strategy.unmap(&mut ctl, live, &mut self.batch)?;
+        if ctl.twice {
+            return Err(Poison("it ended a region twice"));
+        }
+        let by_wrs = self.batch.is_all() && ctl.ended.is_empty();
+        Ok(if by_wrs { None } else { Some(ctl.ended) })
     }
 
     /// Posts the chained invalidations, the last one signaled.
@@ -355,15 +387,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     }
 
     /// Every live region named exactly once, and nothing else (rule 6).
-    fn check_unmap(
-        &self,
-        live: &[RegionId],
-        ended: &[RegionId],
-        twice: bool,
-    ) -> Result<(), Poison> {
-        if twice {
-            return Err(Poison("it ended a region twice"));
-        }
+    fn check_unmap(&self, live: &[RegionId], ended: &[RegionId]) -> Result<(), Poison> {
         if !self.batch.each().is_empty() {
             return Err(Poison(NOT_TO_REVOKE));
         }
@@ -448,18 +472,22 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             let why = ReclaimRefusal::Misuse(ApiMisuse::ForeignHandle);
             return Err(ReclaimError { exposed, why });
         }
-        let why = match self.eng.slots.exposures.get_mut(exposed.id) {
-            None => ReclaimRefusal::Misuse(ApiMisuse::ForeignHandle),
+        let foreign = ReclaimRefusal::Misuse(ApiMisuse::ForeignHandle);
+        let why = match self.eng.slots.exposures.get(exposed.id) {
+            None => foreign,
             // Of a held one, what the device did let go of.
             Some(e)
                 if e.state == ExposureState::Fenced
                     || e.state == ExposureState::Held && !e.buffers.bufs.is_empty() =>
             {
-                let back = std::mem::take(&mut e.buffers);
-                let id = exposed.id;
-                drop(exposed.disarm());
-                self.eng.free_exposure(id);
-                return Ok(back);
+                match self.eng.slots.exposures.remove(exposed.id) {
+                    Some(body) => {
+                        drop(exposed.disarm());
+                        self.eng.stats.exposures_now = self.eng.slots.exposures.len() as u64;
+                        return Ok(self.eng.slots.recycle(body));
+                    }
+                    None => foreign,
+                }
             }
             Some(e) if e.state == ExposureState::Held => ReclaimRefusal::Held,
             Some(e) => ReclaimRefusal::NotFenced { open: e.open },

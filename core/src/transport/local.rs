@@ -187,7 +187,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     }
 
     fn check_access(
-        &self,
+        &mut self,
         segments: &[Segment],
         offset: u64,
         buffers: &Buffers,
@@ -202,10 +202,12 @@ impl<D: Device, S: MemReg> Transport<D, S> {
                 return Err(Refusal::WrongGrant(word));
             }
         }
-        let len = parts::check(buffers, |index, buf| match !write && buf.is_read_only() {
-            true => Err(Refusal::ReadOnly { index, what: "a read into it" }),
-            false => Ok(()),
-        })?;
+        let page = self.eng.caps.page_size;
+        let parts::Checked { bytes: len, read_only } =
+            parts::check(buffers, page, &mut self.eng.shapes)?;
+        if read_only && !write {
+            return Err(parts::read_only(buffers, "a read into it"));
+        }
         let runs = runs(segments, offset, len)?;
         let first = runs.first().copied();
         let (remote_addr, rkey) = first.map_or((0, Rkey::from_bits(0)), |r| (r.addr, r.rkey));
@@ -374,8 +376,8 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         self.eng.lend(buffers, &mut lent, true)?;
         let sges = self.sges(buffers, &mut lent, runs, write).inspect_err(|_| {
             // Nothing was posted: no WR names these bytes.
-            let lost = self.eng.give_back(&mut lent, Fenced::mint, &mut buffers.bufs);
-            buffers.forget(&lost);
+            self.eng.end_once(&mut lent);
+            self.eng.give_back(&mut lent, Fenced::mint, buffers);
         });
         if let Some(op) = self.eng.slots.locals.get_mut(id) {
             op.lent = lent;
