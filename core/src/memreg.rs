@@ -251,11 +251,13 @@ impl<'a> SegList<'a> {
         SegList { segs, page_size, total, less_one }
     }
 
-    /// As `new`, where the sum of the lengths is known already.
+    /// As `new`, of lengths that are known to have this sum and none of which is zero.
     #[inline]
     pub(crate) fn of_sum(segs: &'a [SegShape], page_size: u32, total: u64) -> SegList<'a> {
+        let list = SegList { segs, page_size, total, less_one: 0 };
+        debug_assert!(segs.iter().all(|s| s.len > 0));
         debug_assert_eq!(total, segs.iter().map(|s| s.len).sum());
-        SegList { segs, page_size, total }
+        list
     }
 
     /// The segments.
