@@ -29,7 +29,7 @@ id!(
     /// A memory region object of one device: an ordinary MR or one for REG_MR.
     MrId, u32);
 id!(
-    /// A type-2 memory window object of one device.
+    /// A type-2 memory window object of one device: the index of its keys.
     MwId, u32);
 id!(
     /// An address as the device sees it. On the software device it is a counter, never a pointer.
@@ -90,6 +90,15 @@ impl Lkey {
 /// tag.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Rkey(u32);
+
+impl MwId {
+    /// The window that a key belongs to, if it is a window's.
+    #[must_use]
+    #[inline]
+    pub const fn of(rkey: Rkey) -> MwId {
+        MwId(rkey.index())
+    }
+}
 
 impl Rkey {
     /// Wraps what the device or a peer gave.

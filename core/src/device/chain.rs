@@ -1,7 +1,7 @@
 //! Work requests that are posted together.
 
 use super::wr::{PageEntry, Sge, Span, Wr, WrOp};
-use crate::types::{Access, DmaAddr, MrId, MwId, Rkey, Segment, WrId};
+use crate::types::{Access, DmaAddr, MrId, MwId, Segment, WrId};
 
 /// WRs that are posted with one call, in order, and the side tables they point into.
 ///
@@ -14,8 +14,7 @@ use crate::types::{Access, DmaAddr, MrId, MwId, Rkey, Segment, WrId};
 pub struct WrChain {
     /// They come before the single WRs.
     runs: Vec<Run>,
-    /// The windows of all runs, and the segments of those that bind.
-    windows: Vec<WindowKey>,
+    /// Those of all runs.
     segments: Vec<Segment>,
     singles: Vec<Wr>,
     sges: Vec<Sge>,
@@ -23,14 +22,13 @@ pub struct WrChain {
     inline: Vec<u8>,
 }
 
-/// A window in a run.
+/// What the binds of a run have in common.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct WindowKey {
-    pub(crate) mw: MwId,
-    /// The key that it gets, or loses.
-    pub(crate) rkey: Rkey,
-    /// What it is bound onto.
+pub(crate) struct Bind {
+    /// What the windows are bound onto.
     pub(crate) mr: MrId,
+    /// Their rights.
+    pub(crate) access: Access,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -38,8 +36,7 @@ struct Run {
     first: WrId,
     count: usize,
     signaled: bool,
-    /// Rights of the windows, if the run binds them.
-    bind: Option<Access>,
+    bind: Option<Bind>,
 }
 
 /// WRs on windows in a row.
@@ -49,22 +46,23 @@ pub(crate) struct WindowRun<'a> {
     pub(crate) first: WrId,
     /// Whether the last WR is signaled; the others are not.
     pub(crate) signaled: bool,
-    pub(crate) windows: &'a [WindowKey],
-    /// Of a run that binds: the rights, and where each window lies.
-    pub(crate) bind: Option<(Access, &'a [Segment])>,
+    /// The key that each window gets or loses, and where it lies then.
+    pub(crate) segments: &'a [Segment],
+    /// `None`: invalidations.
+    pub(crate) bind: Option<Bind>,
 }
 
 impl WindowRun<'_> {
     fn wrs(self) -> impl Iterator<Item = Wr> {
-        let last = self.windows.len().saturating_sub(1);
-        self.windows.iter().enumerate().map(move |(i, w)| Wr {
+        let last = self.segments.len().saturating_sub(1);
+        self.segments.iter().enumerate().map(move |(i, s)| Wr {
             wr_id: WrId(self.first.0 + i as u64),
             signaled: self.signaled && i == last,
-            op: match self.bind.and_then(|(access, segments)| Some((access, segments.get(i)?))) {
-                None => WrOp::LocalInv(w.rkey),
-                Some((access, seg)) => {
-                    let (addr, len) = (DmaAddr(seg.addr), seg.len);
-                    WrOp::BindMw { mw: w.mw, rkey: w.rkey, mr: w.mr, addr, len, access }
+            op: match self.bind {
+                None => WrOp::LocalInv(s.rkey),
+                Some(Bind { mr, access }) => {
+                    let (mw, rkey) = (MwId::of(s.rkey), s.rkey);
+                    WrOp::BindMw { mw, rkey, mr, addr: DmaAddr(s.addr), len: s.len, access }
                 }
             },
         })
@@ -82,7 +80,6 @@ impl WrChain {
     #[inline]
     pub fn clear(&mut self) {
         self.runs.clear();
-        self.windows.clear();
         self.segments.clear();
         self.singles.clear();
         self.sges.clear();
@@ -94,7 +91,7 @@ impl WrChain {
     #[must_use]
     #[inline]
     pub fn len(&self) -> usize {
-        self.windows.len() + self.singles.len()
+        self.segments.len() + self.singles.len()
     }
 
     /// Whether there is none.
@@ -124,16 +121,11 @@ impl WrChain {
 
     #[inline]
     fn runs(&self) -> impl Iterator<Item = WindowRun<'_>> {
-        let (mut windows, mut segments) = (&*self.windows, &*self.segments);
-        self.runs.iter().map(move |run| {
-            let (mine, rest) = windows.split_at_checked(run.count).unwrap_or((windows, &[]));
-            windows = rest;
-            let bind = run.bind.map(|access| {
-                let at = segments.split_at_checked(run.count).unwrap_or((segments, &[]));
-                segments = at.1;
-                (access, at.0)
-            });
-            WindowRun { first: run.first, signaled: run.signaled, windows: mine, bind }
+        let mut segments = &*self.segments;
+        self.runs.iter().map(move |&Run { first, count, signaled, bind }| {
+            let (mine, rest) = segments.split_at_checked(count).unwrap_or((segments, &[]));
+            segments = rest;
+            WindowRun { first, signaled, segments: mine, bind }
         })
     }
 
@@ -146,27 +138,24 @@ impl WrChain {
     /// Appends WRs on windows.
     #[inline(always)] // Without its argument in memory it is half as long.
     pub(crate) fn push_run(&mut self, run: WindowRun<'_>) {
-        let WindowRun { first, signaled, windows, bind } = run;
+        let WindowRun { first, signaled, segments, bind } = run;
         if !self.singles.is_empty() {
-            return self.push_singly(WindowRun { first, signaled, windows, bind });
+            return self.push_singly(WindowRun { first, signaled, segments, bind });
         }
-        let (count, rights) = (windows.len(), bind.map(|(access, _)| access));
+        let count = segments.len();
         match self.runs.last_mut() {
             // It goes on as the last one does.
             Some(last)
-                if last.bind == rights
+                if last.bind == bind
                     && !last.signaled
                     && last.first.0.wrapping_add(last.count as u64) == first.0 =>
             {
                 last.count += count;
                 last.signaled = signaled;
             }
-            _ => self.runs.push(Run { first, count, signaled, bind: rights }),
+            _ => self.runs.push(Run { first, count, signaled, bind }),
         }
-        self.windows.extend_from_slice(windows);
-        if let Some((_, segments)) = bind {
-            self.segments.extend_from_slice(segments);
-        }
+        self.segments.extend_from_slice(segments);
     }
 
     #[cold]
@@ -188,7 +177,6 @@ impl WrChain {
     pub fn truncate(&mut self, count: usize) {
         let kept = self.iter().take(count).collect();
         self.runs.clear();
-        self.windows.clear();
         self.segments.clear();
         self.singles = kept;
     }
@@ -236,31 +224,26 @@ impl WrChain {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::{Epoch, Grant};
+    use crate::types::{Epoch, Grant, Rkey};
 
-    fn key(n: u32) -> WindowKey {
-        WindowKey { mw: MwId(n), rkey: Rkey::from_bits(n << 8), mr: MrId(n + 1) }
-    }
-
-    fn segment(n: u64) -> Segment {
-        let (rkey, grant, epoch) = (Rkey::from_bits(0), Grant::PeerReads, Epoch(1));
-        Segment { rkey, addr: n << 12, len: n, grant, epoch }
+    fn segment(n: u32) -> Segment {
+        let (rkey, grant, epoch) = (Rkey::from_bits(n << 8), Grant::PeerReads, Epoch(1));
+        Segment { rkey, addr: u64::from(n) << 12, len: u64::from(n), grant, epoch }
     }
 
     #[test]
     fn runs_say_what_single_wrs_would() {
-        let keys: Vec<WindowKey> = (0..4).map(key).collect();
-        let segments: Vec<Segment> = (0..4).map(segment).collect();
-        let access = Access::REMOTE_READ;
+        let all: Vec<Segment> = (0..4).map(segment).collect();
+        let (access, mr) = (Access::REMOTE_READ, MrId(5));
         let bind = |first, signaled, range: std::ops::Range<usize>| WindowRun {
             first: WrId(first),
             signaled,
-            windows: &keys[range.clone()],
-            bind: Some((access, &segments[range])),
+            segments: &all[range],
+            bind: Some(Bind { mr, access }),
         };
         let inv =
-            |first| WindowRun { first: WrId(first), signaled: true, windows: &keys, bind: None };
-        let single = Wr { wr_id: WrId(99), signaled: false, op: WrOp::LocalInv(keys[3].rkey) };
+            |first| WindowRun { first: WrId(first), signaled: true, segments: &all, bind: None };
+        let single = Wr { wr_id: WrId(99), signaled: false, op: WrOp::LocalInv(all[3].rkey) };
         let mut chain = WrChain::new();
         chain.push_run(bind(10, false, 0..3));
         chain.push_run(inv(20));
@@ -276,19 +259,21 @@ mod tests {
         let signaled: Vec<u64> = chain.iter().filter(|w| w.signaled).map(|w| w.wr_id.0).collect();
         assert_eq!(signaled, [23, 30, 43]);
         let of = |n: u64| chain.iter().find(|wr| wr.wr_id.0 == n).map(|wr| wr.op);
-        let (WindowKey { mw, rkey, mr }, seg) = (keys[3], segments[3]);
-        let (addr, len) = (DmaAddr(seg.addr), seg.len);
+        let (mw, Segment { rkey, addr, len, .. }) = (MwId(3), all[3]);
+        let addr = DmaAddr(addr);
         assert_eq!(of(30), Some(WrOp::BindMw { mw, rkey, mr, addr, len, access }));
-        assert_eq!(of(22), Some(WrOp::LocalInv(keys[2].rkey)));
+        assert_eq!(of(22), Some(WrOp::LocalInv(all[2].rkey)));
         chain.clear();
         chain.push_run(bind(10, false, 0..2));
         chain.push_run(bind(12, true, 2..4));
         chain.push_run(bind(14, false, 0..1));
         chain.push_run(bind(16, false, 0..1));
-        let of = |runs: Option<&WindowRun<'_>>| runs.map(|r| (r.first.0, r.windows.len()));
+        let other = Some(Bind { mr: MrId(6), access });
+        chain.push_run(WindowRun { bind: other, ..bind(17, false, 1..2) });
+        let of = |runs: Option<&WindowRun<'_>>| runs.map(|r| (r.first.0, r.segments.len()));
         let runs: Vec<WindowRun<'_>> = chain.only_runs().unwrap().collect();
         assert_eq!(of(runs.first()), Some((10, 4)), "one goes on as the other");
-        assert_eq!((runs.len(), of(runs.last())), (3, Some((16, 1))));
+        assert_eq!((runs.len(), of(runs.last())), (4, Some((17, 1))), "onto another MR");
         let ids: Vec<(u64, bool)> = chain.iter().map(|wr| (wr.wr_id.0, wr.signaled)).collect();
         assert_eq!(ids[..4], [(10, false), (11, false), (12, false), (13, true)]);
         chain.clear();

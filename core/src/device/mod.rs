@@ -23,7 +23,7 @@ mod wr;
 pub use any::AnyDevice;
 pub use caps::{Caps, Purpose, TransportKind};
 pub use chain::WrChain;
-pub(crate) use chain::{WindowKey, WindowRun};
+pub(crate) use chain::{Bind, WindowRun};
 pub use error::{DeviceError, DeviceErrorKind, LimitInfo, MemoryUse, PostError, Verb, errno};
 pub use ordering::{OrderingConflict, OrderingPlan, RelaxedOrdering};
 pub use wr::{

@@ -1,12 +1,12 @@
 //! The slots that hold buffers while something may reach them, and the handles that name the slots.
 
 use super::buffers::{Buffers, Lent, Place};
-use crate::device::{WcError, WindowKey};
+use crate::device::WcError;
 use crate::engine::ledger::KeyName;
 use crate::memreg::{MAX_REGIONS, RegionId};
 use crate::mutants::mutant;
 use crate::sync::{Arc, AtomicBool, AtomicUsize, Ordering};
-use crate::types::{Epoch, Grant, MrId, MwId, Rkey, Segment, Tick, TransportId};
+use crate::types::{Epoch, Grant, Rkey, Segment, Tick, TransportId};
 use slotmap::{Key, SlotMap, new_key_type};
 use std::ops::Range;
 
@@ -143,7 +143,8 @@ pub(crate) struct Exposure {
     pub(crate) regions: Vec<RegionId>,
     /// One for each region, or none if each covers one whole piece.
     pub(crate) parts: Vec<Part>,
-    pub(crate) windows: Windows,
+    /// What the ledger calls the keys, if they were staged in step.
+    pub(crate) names: [KeyName; MAX_REGIONS],
     /// What the peer is told of each region; those behind them mean nothing.
     pub(crate) segments: [Segment; MAX_REGIONS],
     /// Regions whose key is staged or not proven dead.
@@ -157,37 +158,9 @@ pub(crate) struct Exposure {
     pub(crate) flag: Arc<SlotFlag>,
 }
 
-/// What is known of the regions of an exposure whose keys were staged in step: the first so many of
-/// each list count, as many as it has regions.
-#[derive(Clone, Debug)]
-pub(crate) struct Windows {
-    pub(crate) names: [KeyName; MAX_REGIONS],
-    pub(crate) keys: [WindowKey; MAX_REGIONS],
-}
-
-impl Windows {
-    fn none() -> Windows {
-        let (region, rkey) = (RegionId::null(), Rkey::from_bits(0));
-        Windows {
-            names: [KeyName { region, rkey, turn: 0 }; MAX_REGIONS],
-            keys: [WindowKey { mw: MwId(0), rkey, mr: MrId(0) }; MAX_REGIONS],
-        }
-    }
-
-    /// Room for some regions of the exposure.
-    #[inline]
-    pub(crate) fn of_mut(
-        &mut self,
-        range: Range<usize>,
-    ) -> Option<(&mut [KeyName], &mut [WindowKey])> {
-        Some((self.names.get_mut(range.clone())?, self.keys.get_mut(range)?))
-    }
-
-    /// Some regions of the exposure.
-    #[inline]
-    pub(crate) fn of(&self, range: Range<usize>) -> Option<(&[KeyName], &[WindowKey])> {
-        Some((self.names.get(range.clone())?, self.keys.get(range)?))
-    }
+/// Stands where there is none.
+fn no_name() -> KeyName {
+    KeyName { region: RegionId::null(), rkey: Rkey::from_bits(0), turn: 0 }
 }
 
 /// Stands where there is none.
@@ -270,7 +243,7 @@ impl Slots {
                 lent: Vec::with_capacity(4),
                 regions: Vec::with_capacity(MAX_REGIONS),
                 parts: Vec::with_capacity(MAX_REGIONS),
-                windows: Windows::none(),
+                names: [no_name(); MAX_REGIONS],
                 segments: [NO_SEGMENT; MAX_REGIONS],
                 open: 0,
                 staged: 0,

@@ -1,7 +1,7 @@
 //! Which keys are live. The only place where a key's state changes, and where the ledger is
 //! written.
 
-use crate::device::{FastMrKind, WindowKey};
+use crate::device::FastMrKind;
 use crate::engine::exposure::ExposureId;
 use crate::engine::ledger::{KeyEvent, KeyName, Ledger, LedgerEvent, Rule};
 use crate::memreg::RegionId;
@@ -340,13 +340,12 @@ impl KeyTable {
         to: ExposureId,
         windows: &[RegionId],
         names: &mut [KeyName],
-        keys: &mut [WindowKey],
     ) -> usize {
         // Most of them were of one exposure before.
         let (mut staged, mut least_left, mut dead_of) = (0, u32::MAX, None);
-        for ((&region, name), key) in windows.iter().zip(names).zip(keys) {
+        for (&region, name) in windows.iter().zip(names) {
             let Some(r) = self.regions.get_mut(region) else { break };
-            let RegionKind::Window { mw } = r.kind else { break };
+            let RegionKind::Window { .. } = r.kind else { break };
             if r.in_step {
                 if r.exposure != dead_of {
                     let step = r.exposure.and_then(|id| self.steps.get(id));
@@ -365,7 +364,6 @@ impl KeyTable {
             least_left = least_left.min(r.last_turn.wrapping_sub(r.turn));
             (r.in_step, r.exposure) = (true, Some(to));
             *name = KeyName { region, rkey: r.rkey, turn: r.turn };
-            (key.mw, key.rkey) = (mw, r.rkey);
             staged += 1;
         }
         if let Some(step) = self.steps.get_mut(to) {

@@ -6,9 +6,9 @@ use super::buffers::{Lent, Place};
 use super::exposure::{Exposure, ExposureId, ExposureState, LocalId, Part};
 use super::keys::{KeyState, Region, RegionKind};
 use super::ledger::Rule;
-use super::ring::RingOp;
+use super::ring::{RingOp, Run};
 use crate::device::{
-    Device, DeviceError, DeviceErrorKind, FastMrKind, PageEntry, Payload, PostError, Verb,
+    Bind, Device, DeviceError, DeviceErrorKind, FastMrKind, PageEntry, Payload, PostError, Verb,
     WindowRun, Wr, WrChain, WrOp, errno,
 };
 use crate::memreg::{Event, MAX_REGIONS, RegionId, SegList, Wish, WrBatch};
@@ -107,7 +107,7 @@ impl<D: Device> Engine<D> {
     #[inline(never)]
     fn stage_each(&mut self, id: ExposureId, each: &[RegionId]) -> bool {
         let Some(e) = self.slots.exposures.get_mut(id) else { return false };
-        let Exposure { buffers, lent, regions, windows, segments, grant, .. } = &mut **e;
+        let Exposure { buffers, lent, regions, names, segments, grant, .. } = &mut **e;
         let count = buffers.count();
         if !self.arenas.is_empty() || !regions.is_empty() || each.len() != count {
             return false;
@@ -116,21 +116,22 @@ impl<D: Device> Engine<D> {
         self.keys.begin_step(id);
         let (mut staged, mut found) = (0, 0);
         for (pieces, lent) in buffers.of_each().zip(&*lent) {
-            let Some(mr) = lent.local(&self.domain.queue).map(|l| l.mr) else { break };
+            if lent.local(&self.domain.queue).is_none() {
+                break;
+            }
             let of_buffer = staged..staged + pieces.len();
             let Some(each) = each.get(of_buffer.clone()) else { break };
-            let Some((names, keys)) = windows.of_mut(of_buffer.clone()) else { break };
+            let Some(names) = names.get_mut(of_buffer.clone()) else { break };
             let Some(segments) = segments.get_mut(of_buffer) else { break };
-            let more = self.keys.stage_in_step(id, each, names, keys);
+            let more = self.keys.stage_in_step(id, each, names);
             staged += more;
             if more < each.len() {
                 break;
             }
             let base = lent.mapped.map_or(0, |a| a.0);
-            for ((range, key), segment) in pieces.iter().zip(keys).zip(segments) {
-                key.mr = mr;
+            for ((range, name), segment) in pieces.iter().zip(names).zip(segments) {
                 let (addr, len) = (base + range.start as u64, (range.end - range.start) as u64);
-                *segment = Segment { rkey: key.rkey, addr, len, grant, epoch };
+                *segment = Segment { rkey: name.rkey, addr, len, grant, epoch };
             }
             found += 1;
         }
@@ -318,16 +319,20 @@ impl<D: Device> Engine<D> {
         // One remote right and no local one: that is the parent's.
         let access = e.grant.access() & Access::REMOTE;
         let mut at = 0;
-        while at < count {
-            let run = self.ring.push_run(RingOp::Reg(id, at as u32), count - at);
-            let range = at..at + run.count;
-            let Some((names, windows)) = e.windows.of(range.clone()) else { return };
-            let segments = e.segments.get(range).unwrap_or_default();
-            let (first, signaled, bind) = (run.first, run.signaled, Some((access, segments)));
-            self.chain.push_run(WindowRun { first, signaled, windows, bind });
-            self.chained_signaled += usize::from(signaled);
-            self.keys.grant_in_step(id, first, names);
-            at += run.count;
+        for (pieces, lent) in e.buffers.of_each().zip(&e.lent) {
+            let end = at + pieces.len();
+            let bind = lent.parent().map(|mr| Bind { mr, access });
+            debug_assert!(bind.is_some(), "a window was staged without its parent");
+            while at < end {
+                let Run { first, count, signaled } =
+                    self.ring.push_run(RingOp::Reg(id, at as u32), end - at);
+                let segments = e.segments.get(at..at + count).unwrap_or_default();
+                self.chain.push_run(WindowRun { first, signaled, segments, bind });
+                self.chained_signaled += usize::from(signaled);
+                let names = e.names.get(at..at + count).unwrap_or_default();
+                self.keys.grant_in_step(id, first, names);
+                at += count;
+            }
         }
     }
 
@@ -360,18 +365,19 @@ impl<D: Device> Engine<D> {
     #[inline(never)]
     pub(crate) fn chain_all_invs(&mut self, id: ExposureId) {
         let Some(e) = self.slots.exposures.get(id) else { return };
-        let count = e.regions.len();
+        let all = e.regions.len();
         let mut at = 0;
-        while at < count {
-            let run = self.ring.push_run(RingOp::Inv(id, at as u32), count - at);
-            let Some((names, windows)) = e.windows.of(at..at + run.count) else { return };
-            let (first, signaled) = (run.first, run.signaled);
-            self.chain.push_run(WindowRun { first, signaled, windows, bind: None });
+        while at < all {
+            let Run { first, count, signaled } =
+                self.ring.push_run(RingOp::Inv(id, at as u32), all - at);
+            let segments = e.segments.get(at..at + count).unwrap_or_default();
+            self.chain.push_run(WindowRun { first, signaled, segments, bind: None });
             self.chained_signaled += usize::from(signaled);
+            let names = e.names.get(at..at + count).unwrap_or_default();
             self.keys.invalidating_in_step(id, first, names);
-            at += run.count;
+            at += count;
         }
-        self.chained_inv += count;
+        self.chained_inv += all;
         if mutant!("early-fence") {
             self.part_regions(id).into_iter().for_each(|r| self.closed(r, Rule::LocalInv));
         }

@@ -259,7 +259,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         let Some(e) = self.eng.slots.exposures.get(id) else { return };
         let all = from == 0 && count == e.regions.len();
         if all && self.eng.keys.all_in_step(id, count) == Some(KeyState::Invalidating) {
-            let names = e.windows.names.get(..count).unwrap_or_default();
+            let names = e.names.get(..count).unwrap_or_default();
             let worn = self.eng.keys.invalidated_in_step(id, names);
             self.eng.events.push_run(&e.regions, Event::Invalidated);
             if worn {

@@ -38,7 +38,7 @@ pub(super) struct Bind {
 
 /// All windows of one node.
 ///
-/// The id of a window decides the index of its key. Key indices of windows start where those of
+/// Key indices of windows start where those of
 /// MRs end, so a number is never both.
 ///
 /// # Divergence
@@ -87,12 +87,12 @@ impl MwTable {
         let id = self.windows.insert(Mw { pd, rkey: Rkey::from_bits(0), bound: None })?;
         let rkey = Rkey::from_bits((FIRST_INDEX + (id - 1)) << 8);
         self.windows.get_mut(id)?.rkey = rkey;
-        Some(MwKeys { mw: MwId(id), rkey })
+        Some(MwKeys { mw: MwId::of(rkey), rkey })
     }
 
     /// Ends a window, bound or free; false if there is none of this id.
     pub(super) fn remove(&mut self, mw: MwId) -> bool {
-        self.windows.remove(mw.0).is_some()
+        place(mw).and_then(|id| self.windows.remove(id)).is_some()
     }
 
     /// Binds a free window, as a BIND_MW of QP `qp` in `pd` asks.
@@ -102,7 +102,8 @@ impl MwTable {
         (qp, pd): (QpId, PdId),
         bind: Bind,
     ) -> Result<(), Syndrome> {
-        let window = self.windows.get_mut(bind.mw.0).ok_or(Syndrome::ForeignKey)?;
+        let window = place(bind.mw).and_then(|id| self.windows.get_mut(id));
+        let window = window.ok_or(Syndrome::ForeignKey)?;
         if window.rkey.index() != bind.rkey.index() {
             return Err(Syndrome::ForeignKey);
         }
@@ -203,6 +204,11 @@ impl MwTable {
 fn parent_rights(window: Access) -> Access {
     let writes = window.intersects(Access::REMOTE_WRITE.union(Access::REMOTE_ATOMIC));
     if writes { Access::MW_BIND.union(Access::LOCAL_WRITE) } else { Access::MW_BIND }
+}
+
+/// Where a window stands in the table.
+fn place(mw: MwId) -> Option<u32> {
+    Some(mw.0.checked_sub(FIRST_INDEX)? + 1)
 }
 
 /// The first key index of windows; those of MRs are below.

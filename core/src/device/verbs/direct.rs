@@ -5,8 +5,8 @@
 use super::context::{Context, Object};
 use super::post::refusal;
 use super::windows::Windows;
-use crate::device::{DeviceError, PostError, Verb, WindowKey, WindowRun, Wr, WrChain, errno};
-use crate::types::{Access, MrId, QpId, Rkey, Segment};
+use crate::device::{Bind, DeviceError, PostError, Verb, WindowRun, Wr, WrChain, errno};
+use crate::types::{MrId, QpId, Rkey, Segment};
 use ibverbs_sys as ffi;
 use std::mem::offset_of;
 use std::ptr;
@@ -102,7 +102,7 @@ pub(super) fn post_windows(
             None => section.put_invalidations(windows, run, qp),
         };
         posted += put;
-        if put < run.windows.len() {
+        if put < run.segments.len() {
             let changed: Vec<Wr> = chain.iter().take(posted).collect();
             windows.undo_direct(&changed);
             let cause = DeviceError::new(Verb::PostSend, errno::EINVAL);
@@ -128,29 +128,26 @@ impl Section<'_> {
         windows: &mut Windows,
         parent: impl Fn(MrId) -> Option<*mut ffi::ibv_mr>,
         from: usize,
-        (run, (access, segments)): (WindowRun<'_>, (Access, &[Segment])),
+        (run, Bind { mr, access }): (WindowRun<'_>, Bind),
         qp: QpId,
     ) -> usize {
+        let Some(parent) = parent(mr) else { return 0 };
         let mw_access_flags = access.bits();
-        let mut info = ffi::ibv_mw_bind_info { mw_access_flags, ..Default::default() };
-        let (call, all) = (self.of.bind, run.windows.len().min(segments.len()));
+        let mut info = ffi::ibv_mw_bind_info { mr: parent, mw_access_flags, ..Default::default() };
+        let call = self.of.bind;
         let mut done = 0;
-        while let Some(WindowKey { mr, .. }) = run.windows.get(done)
-            && let Some(mr) = parent(*mr)
-        {
-            info.mr = mr;
-            let (next, mut id) = self.next(&run, done, all);
-            let put = |window, key: Rkey, segment: &Segment| {
+        while done < run.segments.len() {
+            let (next, mut id) = self.next(&run, done);
+            let put = |window, segment: &Segment| {
                 self.name(id);
                 id += 1;
                 info.addr = segment.addr;
                 info.length = segment.len;
                 // SAFETY: O1, O4, O5, O8.
-                unsafe { call(self.qp, window, key.to_bits(), &info) };
+                unsafe { call(self.qp, window, segment.rkey.to_bits(), &info) };
             };
-            let keys = run.windows.get(done..next).unwrap_or(&[]);
-            let segments = segments.get(done..next).unwrap_or(&[]);
-            match windows.bind_run(from + done, keys, segments, qp, put) {
+            let segments = run.segments.get(done..next).unwrap_or(&[]);
+            match windows.bind_run(from + done, segments, qp, mr, put) {
                 0 => break,
                 n => done += n,
             }
@@ -161,18 +158,18 @@ impl Section<'_> {
     /// Puts the invalidations of a run in, up to one that must not be; returns how many.
     #[inline(never)]
     fn put_invalidations(&self, windows: &mut Windows, run: WindowRun<'_>, qp: QpId) -> usize {
-        let (call, all) = (self.of.invalidate, run.windows.len());
+        let call = self.of.invalidate;
         let mut done = 0;
-        while done < all {
-            let (next, mut id) = self.next(&run, done, all);
+        while done < run.segments.len() {
+            let (next, mut id) = self.next(&run, done);
             let put = |key: Rkey| {
                 self.name(id);
                 id += 1;
                 // SAFETY: O1, O8.
                 unsafe { call(self.qp, key.to_bits()) };
             };
-            let keys = run.windows.get(done..next).unwrap_or(&[]);
-            match windows.invalidate_run(keys, qp, put) {
+            let segments = run.segments.get(done..next).unwrap_or(&[]);
+            match windows.invalidate_run(segments, qp, put) {
                 0 => break,
                 n => done += n,
             }
@@ -181,15 +178,16 @@ impl Section<'_> {
     }
 
     /// Sets the flags of the WR at this place of a run and of those after it that have the same.
-    /// Returns where these end, at most at `all`, and the cookie of the first.
+    /// Returns where these end, and the cookie of the first.
     #[inline]
-    fn next(&self, run: &WindowRun<'_>, place: usize, all: usize) -> (usize, u64) {
-        let plain = run.windows.len().saturating_sub(usize::from(run.signaled));
+    fn next(&self, run: &WindowRun<'_>, place: usize) -> (usize, u64) {
+        let all = run.segments.len();
+        let plain = all.saturating_sub(usize::from(run.signaled));
         let signaled = ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
         let (flags, end) = if place < plain { (0, plain) } else { (signaled, all) };
         // SAFETY: O1, O8: the provider reads this in the calls that follow, of this section.
         unsafe { (*self.qp).wr_flags = flags };
-        (end.min(all), run.first.0 + place as u64)
+        (end, run.first.0 + place as u64)
     }
 
     /// Sets the cookie of the next WR.
@@ -250,7 +248,7 @@ fn create_call(context: &Context) -> Option<Create> {
 mod tests {
     use super::*;
     use crate::device::WrOp;
-    use crate::types::{DmaAddr, Epoch, Grant, MwId, WrId};
+    use crate::types::{Access, DmaAddr, Epoch, Grant, MwId, WrId};
     use proptest::prelude::*;
     use std::cell::RefCell;
     use std::collections::BTreeMap;
@@ -387,22 +385,22 @@ mod tests {
     /// In runs as long as can be.
     fn chain(wrs: &[Wr]) -> WrChain {
         let mut chain = WrChain::new();
-        let binds = |wr: &Wr| matches!(wr.op, WrOp::BindMw { .. });
-        for run in wrs.chunk_by(|a, b| binds(a) == binds(b) && !a.signaled) {
+        let bind = |wr: &Wr| match wr.op {
+            WrOp::BindMw { mr, access, .. } => Some(Bind { mr, access }),
+            _ => None,
+        };
+        let (grant, epoch) = (Grant::PeerReads, Epoch(0));
+        for run in wrs.chunk_by(|a, b| bind(a) == bind(b) && !a.signaled) {
             let (first, signaled) = (run[0].wr_id, run[run.len() - 1].signaled);
-            let mut segments = vec![];
-            let windows = run.iter().map(|wr| match wr.op {
-                WrOp::BindMw { mw, rkey, mr, addr, len, .. } => {
-                    let (grant, epoch) = (Grant::PeerReads, Epoch(0));
-                    segments.push(Segment { rkey, addr: addr.0, len, grant, epoch });
-                    WindowKey { mw, rkey, mr }
+            let segments = run.iter().map(|wr| match wr.op {
+                WrOp::BindMw { rkey, addr, len, .. } => {
+                    Segment { rkey, addr: addr.0, len, grant, epoch }
                 }
-                WrOp::LocalInv(rkey) => WindowKey { mw: MwId(rkey.index()), rkey, mr: MrId(0) },
+                WrOp::LocalInv(rkey) => Segment { rkey, addr: 0, len: 0, grant, epoch },
                 _ => unreachable!("not of a window"),
             });
-            let windows = windows.collect::<Vec<_>>();
-            let bind = binds(&run[0]).then_some((Access::REMOTE_READ, &*segments));
-            chain.push_run(WindowRun { first, signaled, windows: &windows, bind });
+            let segments = &*segments.collect::<Vec<_>>();
+            chain.push_run(WindowRun { first, signaled, segments, bind: bind(&run[0]) });
         }
         chain
     }
@@ -467,16 +465,7 @@ mod tests {
     #[test]
     fn one_wr_that_must_not_be_posted_leaves_everything_as_it_was() {
         let good = [binding(300, 1, 1), inv(300, 1), binding(300, 2, 1), binding(301, 1, 2)];
-        let other = WrOp::BindMw {
-            mw: MwId(301),
-            rkey: Rkey::from_bits(300 << 8 | 3),
-            mr: MrId(1),
-            addr: DmaAddr(0),
-            len: 1,
-            access: Access::REMOTE_READ,
-        };
         let bad = [
-            other,
             binding(302, 1, 1),
             binding(0x12_3456, 1, 1),
             binding(301, 2, 3),

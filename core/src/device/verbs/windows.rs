@@ -2,7 +2,7 @@
 #![allow(unsafe_code)] // see the obligations in the parent module
 
 use super::objects::Mw;
-use crate::device::{WindowKey, Wr, WrOp};
+use crate::device::{Wr, WrOp};
 use crate::types::{MrId, MwId, QpId, Rkey, Segment};
 use ibverbs_sys::ibv_mw;
 use std::collections::BTreeMap;
@@ -181,33 +181,33 @@ impl Windows {
     }
 
     /// As [`bind`](Windows::bind) for the windows at the front of a run, the first of which stands
-    /// at place `from` of the chain: those of one page and onto one MR, up to the first that cannot
-    /// be bound. Returns how many. `put` puts each straight into the queue: its handle has the new
-    /// key from then on, so a chain may bind it again.
+    /// at place `from` of the chain: those of one page, up to the first that cannot be bound.
+    /// Returns how many. `put` puts each straight into the queue: its handle has the new key from
+    /// then on, so a chain may bind it again.
     #[inline]
     pub(super) fn bind_run(
         &mut self,
         from: usize,
-        windows: &[WindowKey],
         segments: &[Segment],
         qp: QpId,
-        mut put: impl FnMut(*mut ibv_mw, Rkey, &Segment),
+        onto: MrId,
+        mut put: impl FnMut(*mut ibv_mw, &Segment),
     ) -> usize {
-        let Some(&WindowKey { rkey: first, mr: onto, .. }) = windows.first() else { return 0 };
+        let Some(&Segment { rkey: first, .. }) = segments.first() else { return 0 };
         let Some(page) = self.states.page_mut(page_of(first)) else { return 0 };
         let before = self.before.get_mut(from..).unwrap_or(&mut []);
-        let all = windows.len().min(segments.len()).min(before.len());
-        for (i, ((key, seg), before)) in windows.iter().zip(segments).zip(before).enumerate() {
-            let WindowKey { mw, rkey, mr } = *key;
-            let w = &mut page[place_of(rkey)];
-            // Its own id, so also a window of this page.
-            if mr != onto || rkey.index() != mw.0 || w.id != rkey.index() {
+        let all = segments.len().min(before.len());
+        for (i, (seg, before)) in segments.iter().zip(before).enumerate() {
+            let key = seg.rkey;
+            let w = &mut page[place_of(key)];
+            // The whole index, so also a window of this page.
+            if w.id != key.index() {
                 return i;
             }
             *before = w.binding;
-            w.binding = Binding { key: rkey, onto: mr, bound_on: qp, last_on: qp };
-            put(w.handle, rkey, seg);
-            w.set_key(rkey);
+            w.binding = Binding { key, onto, bound_on: qp, last_on: qp };
+            put(w.handle, seg);
+            w.set_key(key);
         }
         all
     }
@@ -218,13 +218,13 @@ impl Windows {
     #[inline]
     pub(super) fn invalidate_run(
         &mut self,
-        windows: &[WindowKey],
+        segments: &[Segment],
         qp: QpId,
         mut put: impl FnMut(Rkey),
     ) -> usize {
-        let Some(first) = windows.first() else { return 0 };
+        let Some(first) = segments.first() else { return 0 };
         let Some(page) = self.states.page_mut(page_of(first.rkey)) else { return 0 };
-        for (i, &WindowKey { rkey, .. }) in windows.iter().enumerate() {
+        for (i, &Segment { rkey, .. }) in segments.iter().enumerate() {
             let w = &mut page[place_of(rkey)];
             // Bound, with this whole key: so also a window of this page.
             if !w.may_invalidate(rkey, qp) {
@@ -233,7 +233,7 @@ impl Windows {
             w.binding.bound_on = NOWHERE;
             put(rkey);
         }
-        windows.len()
+        segments.len()
     }
 
     /// Nothing of the chain was posted: what these WRs, its first, changed is as before.
