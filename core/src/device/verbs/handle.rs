@@ -40,6 +40,9 @@ struct Inner {
     /// Looking for events is a system call: done when there is reason to, and now and then.
     suspect: AtomicBool,
     looked: AtomicU32,
+    /// An event of a QP was found, or a QP is connected by RDMA CM: before that, no QP has anything
+    /// to tell.
+    told: AtomicBool,
     /// DEVICE_FATAL was heard.
     gone: AtomicBool,
     registration_calls: AtomicU64,
@@ -101,6 +104,7 @@ impl VerbsDevice {
             tables: Mutex::default(),
             suspect: AtomicBool::new(false),
             looked: AtomicU32::new(0),
+            told: AtomicBool::new(false),
             registration_calls: AtomicU64::new(0),
         };
         tracing::info!(
@@ -267,7 +271,8 @@ impl Inner {
 
     fn is_time_to_look(&self) -> bool {
         let count = self.looked.fetch_add(1, Ordering::Relaxed);
-        self.suspect.swap(false, Ordering::Relaxed) || count.is_multiple_of(LOOK_EVERY)
+        let suspect = self.suspect.load(Ordering::Relaxed);
+        (suspect && self.suspect.swap(false, Ordering::Relaxed)) || count.is_multiple_of(LOOK_EVERY)
     }
 
     /// Takes all events of the device and hands each to those it concerns.
@@ -290,6 +295,7 @@ impl Inner {
                     _ => continue,
                 };
                 locked(&qp.events).push_back(heard);
+                self.told.store(true, Ordering::Release);
             }
             tracing::debug!(device = self.name, ?event, "device event");
         }
@@ -522,8 +528,13 @@ impl Device for VerbsDevice {
         let q = q.ok_or(refused(DeviceError::new(Verb::PostSend, errno::EINVAL)))?;
         if let Some(direct) = &q.direct {
             let parent = |mr: MrId| Some(t.mrs.get(mr.0)?.ptr());
-            if let Some(posted) = post_windows(direct, qp, chain, &mut t.windows, parent) {
-                return posted.inspect_err(|_| self.inner.suspect());
+            match post_windows(direct, qp, chain, &mut t.windows, parent) {
+                Some(Ok(())) => return Ok(()),
+                Some(Err(e)) => {
+                    self.inner.suspect();
+                    return Err(e);
+                }
+                None => {}
             }
         }
         let q = Arc::clone(q);
@@ -614,6 +625,29 @@ impl Device for VerbsDevice {
     }
 
     fn next_event(&self, qp: QpId) -> Option<AsyncEvent> {
+        if !self.inner.told.load(Ordering::Acquire) {
+            // Without a lock.
+            if !self.inner.is_time_to_look() {
+                return None;
+            }
+            self.inner.collect_events();
+        }
+        self.event_of(qp)
+    }
+
+    fn step(&self) -> bool {
+        false
+    }
+}
+
+impl VerbsDevice {
+    /// From now on QPs are asked for news.
+    pub(super) fn has_news(&self) {
+        self.inner.told.store(true, Ordering::Release);
+    }
+
+    #[cold]
+    fn event_of(&self, qp: QpId) -> Option<AsyncEvent> {
         let q = self.qp(Verb::QueryQp, qp).ok()?;
         let waiting = locked(&q.events).pop_front();
         let waiting = waiting.or_else(|| locked(&q.link).as_mut()?.news(qp));
@@ -622,10 +656,6 @@ impl Device for VerbsDevice {
         }
         self.inner.collect_events();
         locked(&q.events).pop_front()
-    }
-
-    fn step(&self) -> bool {
-        false
     }
 }
 

@@ -244,6 +244,7 @@ impl VerbsDevice {
     pub(super) fn cm_hold(&self, qp: QpId, id: Id) -> Result<(), DeviceError> {
         let q = self.qp(Verb::ModifyQp, qp)?;
         *q.link.lock().unwrap_or_else(PoisonError::into_inner) = Some(Link::new(id));
+        self.has_news();
         Ok(())
     }
 }
