@@ -329,6 +329,7 @@ impl Slots {
 
     /// Whether any handle was dropped since the last call. Look for it afterwards: one that is
     /// dropped while you look rings again.
+    #[inline]
     pub(crate) fn bell_rang(&self) -> bool {
         if mutant!("bell-late") {
             return self.bell.load(Ordering::Acquire) != 0;

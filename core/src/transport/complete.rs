@@ -59,16 +59,23 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         }
         self.drive_drain();
         self.deliver();
-        if let Err(e) = polled {
-            self.poison(DownCause::Device(e));
-            self.deliver();
-        }
+        let wcs = match polled {
+            Ok(wcs) => wcs,
+            Err(e) => return Err(self.poll_failed(e)),
+        };
         Ok(Progress {
-            wcs: polled?,
+            wcs,
             fenced: self.eng.stats.fences - fences,
             messages: self.messages_waiting(),
             posts: self.eng.stats.posts - posts,
         })
+    }
+
+    #[cold]
+    fn poll_failed(&mut self, e: DeviceError) -> DeviceError {
+        self.poison(DownCause::Device(e));
+        self.deliver();
+        e
     }
 
     fn take_events(&mut self) {

@@ -63,10 +63,15 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     }
 
     /// Called by `poll` while draining: done, or past the limit?
+    #[inline]
     pub(super) fn drive_drain(&mut self) {
-        if self.state != State::Draining {
-            return;
+        if self.state == State::Draining {
+            self.drive();
         }
+    }
+
+    #[cold]
+    fn drive(&mut self) {
         // The clock starts here: the moment known when it was poisoned may be long past.
         let now = self.eng.keys.ledger.now;
         let until = *self.drain_until.get_or_insert(now.after(self.drain_limit_ns));

@@ -503,10 +503,15 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     }
 
     /// Fences what dropped handles have left behind.
+    #[inline]
     pub(super) fn sweep_abandoned(&mut self) {
-        if !self.eng.slots.bell_rang() {
-            return;
+        if self.eng.slots.bell_rang() {
+            self.sweep();
         }
+    }
+
+    #[cold]
+    fn sweep(&mut self) {
         let gone: Vec<ExposureId> = self
             .eng
             .slots

@@ -54,11 +54,16 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     }
 
     /// Called by `poll`: takes back what was exposed longer than asked.
+    #[inline]
     pub(super) fn end_leases(&mut self) {
         let now = self.eng.keys.ledger.now;
-        if self.state != State::Up || self.eng.next_lease.is_none_or(|t| now < t) {
-            return;
+        if self.eng.next_lease.is_some_and(|t| t <= now) && self.state == State::Up {
+            self.end_leases_until(now);
         }
+    }
+
+    #[cold]
+    fn end_leases_until(&mut self, now: Tick) {
         let held = |s: ExposureState| matches!(s, ExposureState::Staged | ExposureState::Exposed);
         let over: Vec<ExposureId> = self
             .eng
