@@ -122,10 +122,11 @@ impl Buffers {
     /// The pieces of each buffer in turn.
     #[inline]
     pub(crate) fn of_each(&self) -> impl Iterator<Item = &[Piece]> {
-        let mut start = 0;
+        let (mut rest, mut start) = (&self.pieces[..], 0);
         self.ends.iter().map(move |&end| {
-            let pieces = self.pieces.get(start..end).unwrap_or_default();
-            start = end;
+            let split = rest.split_at_checked(end.wrapping_sub(start));
+            let (pieces, behind) = split.unwrap_or_default();
+            (rest, start) = (behind, end);
             pieces
         })
     }

@@ -29,7 +29,7 @@ use crate::device::{
     Caps, Device, DeviceError, DeviceErrorKind, MrKeys, Purpose, Verb, WrChain, errno,
 };
 use crate::mem::{DmaBuf, ExposedBytes, Fenced, LocalMr, Placement, Unmapped};
-use crate::memreg::{Event, MAX_REGIONS, RegionId, SegShape};
+use crate::memreg::{Event, MAX_REGIONS, RegionId};
 use crate::mutants::mutant;
 use crate::sizing::Limits;
 use crate::sync::Arc;
@@ -93,7 +93,6 @@ pub(crate) struct Engine<D: Device> {
     pub(crate) strays: Vec<Stray>,
     /// None, or one for each direction.
     pub(crate) arenas: Vec<Arena>,
-    pub(crate) shapes: Vec<SegShape>,
     pub(crate) send_slots: Vec<u32>,
     pub(crate) stats: Stats,
 }
@@ -147,7 +146,6 @@ impl<D: Device> Engine<D> {
             ordering: Access::empty(),
             strays: vec![],
             arenas: vec![],
-            shapes: vec![],
             send_slots: vec![],
             stats: Stats::default(),
             caps,
@@ -171,31 +169,35 @@ impl<D: Device> Engine<D> {
         // Taken from the end, one by one, which needs none of a drain's care for the rest.
         buffers.bufs.reverse();
         while let Some(buf) = buffers.bufs.pop() {
-            lent.push(Lent::new(buf));
-        }
-        if !map {
-            return Ok(());
-        }
-        for one in &mut *lent {
-            // A placement of another device names an address that means something else here.
-            let home = one.place.as_ref().filter(|p| p.device == self.device_id);
-            let home = home.map(|p| p.addr);
-            match self.device.dma_map(&one.bytes, home) {
-                Ok(addr) => {
-                    one.mapped = Some(addr);
-                    if home.is_none() {
-                        let device = self.device_id;
-                        one.place = Some(Box::new(Placement { device, addr, local: None }));
-                    }
-                }
-                Err(e) => {
-                    // No key was ever made for these: the proof is that nothing happened.
-                    self.give_back(lent, Fenced::mint, buffers);
-                    return Err(e);
-                }
+            let mut one = Lent::new(buf);
+            let mapped = if map { self.map_one(&mut one) } else { Ok(()) };
+            lent.push(one);
+            if let Err(e) = mapped {
+                self.take_home(buffers, lent);
+                return Err(e);
             }
         }
         Ok(())
+    }
+
+    #[inline(always)]
+    fn map_one(&self, one: &mut Lent) -> Result<(), DeviceError> {
+        // A placement of another device names an address that means something else here.
+        let home = one.place.as_ref().filter(|p| p.device == self.device_id).map(|p| p.addr);
+        let addr = self.device.dma_map(&one.bytes, home)?;
+        one.mapped = Some(addr);
+        if home.is_none() {
+            one.place = Some(Box::new(Placement { device: self.device_id, addr, local: None }));
+        }
+        Ok(())
+    }
+
+    /// Ends a loan that got no further than `lent`.
+    #[cold]
+    fn take_home(&mut self, buffers: &mut Buffers, lent: &mut Vec<Lent>) {
+        lent.extend(buffers.bufs.drain(..).rev().map(Lent::new));
+        // No key was ever made for these: the proof is that nothing happened.
+        self.give_back(lent, Fenced::mint, buffers);
     }
 
     /// Ends the device's loans and puts each buffer, with the CPU's view of it, back into its list;
@@ -559,7 +561,7 @@ fn end_loans<D: Device>(
 /// What the device does not let go of.
 type Kept = (ExposedBytes, Option<Box<Placement>>, Option<DeviceError>);
 
-#[inline]
+#[inline(always)]
 fn end_loan<D: Device>(device: &D, lent: Lent, proof: Fenced) -> Result<DmaBuf, Kept> {
     let Lent { bytes, place, mapped, once } = lent;
     if !once.is_empty() {

@@ -46,6 +46,7 @@ impl<D: Device> Engine<D> {
     ///
     /// # Errors
     /// What the strategy did wrong. Call [`undo_map`](Engine::undo_map) then.
+    #[inline]
     pub(crate) fn stage_batch(
         &mut self,
         id: ExposureId,
@@ -62,6 +63,16 @@ impl<D: Device> Engine<D> {
             }
             batch.spell_out_each(segs);
         }
+        self.stage_listed(id, segs, batch)
+    }
+
+    /// Checks and stages wishes that stand one by one.
+    fn stage_listed(
+        &mut self,
+        id: ExposureId,
+        segs: &SegList<'_>,
+        batch: &WrBatch,
+    ) -> Result<(), BadMap> {
         let before = self.slots.exposures.get(id).map_or(0, |e| e.regions.len());
         let staged = self.stage_wishes(id, segs, batch.wishes());
         let Some(e) = self.slots.exposures.get_mut(id) else { return Err(NOT_COVERED) };

@@ -124,6 +124,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             rnr_retry: options.rnr_retry,
             ask_inline: 0,
             wcs: Vec::with_capacity(64),
+            shapes: vec![],
         };
         t.first_qp(name, options.max_inline_data)?;
         if t.eng.limits.arena_bytes > 0 {

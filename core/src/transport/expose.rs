@@ -58,7 +58,8 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         grant: Grant,
     ) -> Result<Exposed, BufferError> {
         let mut e = self.eng.slots.new_exposure(grant);
-        e.buffers = buffers.into();
+        // It has an empty list that was never filled, so that there is nothing to drop.
+        std::mem::forget(std::mem::replace(&mut e.buffers, buffers.into()));
         let bytes = match self.check_and_lend(&mut e) {
             Ok(bytes) => bytes,
             Err(why) => return Err(BufferError { buffers: self.eng.slots.recycle(e), why }),
@@ -85,25 +86,24 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     }
 
     /// Lends the buffers, unless something about them or the transport forbids it. Answers how many
-    /// bytes their ranges have; the engine's shapes are those of the ranges.
+    /// bytes their ranges have; `shapes` are those of the ranges then.
     #[inline]
     fn check_and_lend(&mut self, e: &mut Exposure) -> Result<u64, Refusal> {
         self.check_up()?;
         let bytes = self.check_list(&e.buffers, e.grant)?;
         let bounced = !self.eng.arenas.is_empty();
         self.eng.lend(&mut e.buffers, &mut e.lent, !bounced).map_err(Refusal::Device)?;
-        parts::place(&e.buffers, &e.lent, self.eng.caps.page_size, &mut self.eng.shapes);
+        parts::place(&e.buffers, &e.lent, self.eng.caps.page_size, &mut self.shapes);
         Ok(bytes)
     }
 
-    /// Asks the strategy for regions over the engine's shapes and stages what it wishes for.
+    /// Asks the strategy for regions over the shapes and stages what it wishes for.
     fn map(&mut self, id: ExposureId, bytes: u64) -> Result<(), (Refusal, bool)> {
-        let shapes = std::mem::take(&mut self.eng.shapes);
-        let segs = SegList::of_sum(&shapes, self.eng.caps.page_size, bytes);
+        let segs = SegList::of_sum(&self.shapes, self.eng.caps.page_size, bytes);
         self.batch.clear();
         let mut ctl = Ctl::new(&mut self.eng, Scope::Map(id));
         let mapped = self.strategy.map(&mut ctl, &segs, &mut self.batch);
-        let result = match mapped {
+        match mapped {
             Err(e) => Err((Refusal::Map(e), false)),
             Ok(()) => match self.eng.stage_batch(id, &segs, &mut self.batch) {
                 Err(BadMap::Device(e)) => Err((Refusal::Map(MapError::Device(e)), false)),
@@ -113,9 +113,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
                 }
                 Ok(()) => self.check_reserve(id).map_err(|e| (e, false)),
             },
-        };
-        self.eng.shapes = shapes;
-        result
+        }
     }
 
     /// Rule 7: with the staged WRs and a LOCAL_INV for each, and the sentinel, it must fit the
@@ -170,7 +168,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
 
     fn check_list(&mut self, buffers: &Buffers, grant: Grant) -> Result<u64, Refusal> {
         let page = self.eng.caps.page_size;
-        let checked = parts::check(buffers, page, &mut self.eng.shapes)?;
+        let checked = parts::check(buffers, page, &mut self.shapes)?;
         if checked.read_only {
             self.check_read_only(buffers, grant)?;
         }

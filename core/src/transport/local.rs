@@ -204,7 +204,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         }
         let page = self.eng.caps.page_size;
         let parts::Checked { bytes: len, read_only } =
-            parts::check(buffers, page, &mut self.eng.shapes)?;
+            parts::check(buffers, page, &mut self.shapes)?;
         if read_only && !write {
             return Err(parts::read_only(buffers, "a read into it"));
         }

@@ -45,7 +45,7 @@ pub use shared_pd::{QpBoundKeys, SharedPd, SharedPdError};
 
 use crate::device::{Caps, Device, Endpoint};
 use crate::engine::Engine;
-use crate::memreg::{MemReg, WrBatch};
+use crate::memreg::{MemReg, SegShape, WrBatch};
 use crate::sizing::Limits;
 use crate::types::{CqId, Epoch, PdId, QpId, Tick};
 use error::DownCause;
@@ -98,6 +98,8 @@ pub struct Transport<D: Device, S: MemReg> {
     /// Inline bytes to ask of a QP; what the first one was made with.
     ask_inline: u32,
     wcs: Vec<crate::device::Wc>,
+    /// Of the ranges that were checked last.
+    shapes: Vec<SegShape>,
 }
 
 impl<D: Device, S: MemReg> Transport<D, S> {
