@@ -39,12 +39,12 @@ impl<'a, D: Device> Ctl<'a, D> {
     fn may_dereg(&self, region: RegionId) -> bool {
         let Some(r) = self.eng.keys.get(region) else { return true };
         match self.scope {
-            Scope::Pool => r.exposure.is_none() || r.state == KeyState::Unknown,
-            Scope::Map(id) => match r.exposure {
+            Scope::Pool => r.exposure().is_none() || r.state == KeyState::Unknown,
+            Scope::Map(id) => match r.exposure() {
                 None => true,
                 Some(e) => e == id && !matches!(r.state, KeyState::Staged),
             },
-            Scope::Unmap(id) => r.exposure == Some(id),
+            Scope::Unmap(id) => r.exposure() == Some(id),
         }
     }
 
@@ -129,7 +129,7 @@ impl<D: Device> Control for Ctl<'_, D> {
         if !self.may_dereg(region) {
             return Err(DeviceError::new(Verb::DeregMr, errno::EINVAL));
         }
-        let of_exposure = self.eng.keys.get(region).is_some_and(|r| r.exposure.is_some());
+        let of_exposure = self.eng.keys.get(region).is_some_and(|r| r.exposure().is_some());
         self.eng.end_region(region)?;
         if of_exposure {
             self.ended.push(region);

@@ -7,7 +7,7 @@ use crate::engine::ledger::{KeyEvent, KeyName, Ledger, LedgerEvent, Rule};
 use crate::memreg::RegionId;
 use crate::mutants::mutant;
 use crate::types::{Grant, MrId, MwId, Rkey, WrId};
-use slotmap::{Key, SecondaryMap, SlotMap};
+use slotmap::{Key, KeyData, SecondaryMap, SlotMap};
 use std::collections::VecDeque;
 
 /// What a region is made of.
@@ -59,7 +59,26 @@ pub(crate) struct Region {
     pub(crate) turn: u32,
     /// The registration that takes the last tag of its MR or window.
     last_turn: u32,
-    pub(crate) exposure: Option<ExposureId>,
+    owner: Owner,
+}
+
+/// The exposure that a region is for, or none: one word to compare.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Owner(u64);
+
+impl Owner {
+    const NOBODY: Owner = Owner(0);
+
+    #[inline]
+    fn of(id: ExposureId) -> Owner {
+        // Never 0: it has a generation.
+        Owner(id.data().as_ffi())
+    }
+
+    #[inline]
+    fn exposure(self) -> Option<ExposureId> {
+        (self != Owner::NOBODY).then(|| KeyData::from_ffi(self.0).into())
+    }
 }
 
 /// The state of the keys of one exposure that were staged together and of which nothing else is
@@ -81,6 +100,12 @@ impl Region {
     /// Tags of one MR or window: one less than there are, so that the one it was made with is never
     /// told to a peer either.
     const TAGS: u32 = u8::MAX as u32;
+
+    /// What it is part of, if anything.
+    #[inline]
+    pub(crate) fn exposure(&self) -> Option<ExposureId> {
+        self.owner.exposure()
+    }
 
     /// What the ledger says of it.
     #[inline]
@@ -141,7 +166,7 @@ impl Staging<'_> {
         }
         r.next_key();
         r.state = KeyState::Staged;
-        r.exposure = Some(to);
+        r.owner = Owner::of(to);
         *self.inv_slots += usize::from(!mutant!("rule-7"));
         Some(r.rkey)
     }
@@ -242,7 +267,7 @@ impl KeyTable {
             in_step: false,
             turn: 0,
             last_turn: Region::TAGS,
-            exposure: None,
+            owner: Owner::NOBODY,
         };
         let id = self.regions.insert(region);
         self.by_index.insert(rkey.index(), id);
@@ -258,7 +283,7 @@ impl KeyTable {
             in_step: false,
             turn: 0,
             last_turn: Region::TAGS,
-            exposure: Some(to),
+            owner: Owner::of(to),
         });
         let exposure = to.data().as_ffi();
         self.note(id, KeyEvent::Granted { exposure, wr: None, qp_bound: false });
@@ -270,28 +295,30 @@ impl KeyTable {
     pub(crate) fn get(&self, id: RegionId) -> Option<Region> {
         let mut r = *self.regions.get(id)?;
         if r.in_step {
-            r.state = self.step_state(r.exposure);
-            r.exposure = r.exposure.filter(|_| r.state != KeyState::Dead);
+            r.state = self.step_state(r.owner);
+            if r.state == KeyState::Dead {
+                r.owner = Owner::NOBODY;
+            }
         }
         Some(r)
     }
 
     /// The state of the keys that are in step for an exposure.
     #[inline]
-    fn step_state(&self, of: Option<ExposureId>) -> KeyState {
-        of.and_then(|id| self.steps.get(id)).map_or(KeyState::Dead, |step| step.state)
+    fn step_state(&self, of: Owner) -> KeyState {
+        of.exposure().and_then(|id| self.steps.get(id)).map_or(KeyState::Dead, |step| step.state)
     }
 
     /// A region by itself: it leaves the others of its exposure, with the state that it has.
     fn alone(&mut self, id: RegionId) -> Option<&mut Region> {
         let r = self.regions.get_mut(id)?;
         if std::mem::take(&mut r.in_step) {
-            match r.exposure.and_then(|id| self.steps.get_mut(id)) {
+            match r.owner.exposure().and_then(|id| self.steps.get_mut(id)) {
                 Some(step) if step.state != KeyState::Dead => {
                     r.state = step.state;
                     step.keys -= 1;
                 }
-                _ => (r.state, r.exposure) = (KeyState::Dead, None),
+                _ => (r.state, r.owner) = (KeyState::Dead, Owner::NOBODY),
             }
         }
         Some(r)
@@ -342,17 +369,18 @@ impl KeyTable {
         names: &mut [KeyName],
     ) -> usize {
         // Most of them were of one exposure before.
-        let (mut staged, mut least_left, mut dead_of) = (0, u32::MAX, None);
+        let (mut staged, mut least_left, mut dead_of) = (0, u32::MAX, Owner::NOBODY);
+        let owner = Owner::of(to);
         for (&region, name) in windows.iter().zip(names) {
             let Some(r) = self.regions.get_mut(region) else { break };
             let RegionKind::Window { .. } = r.kind else { break };
             if r.in_step {
-                if r.exposure != dead_of {
-                    let step = r.exposure.and_then(|id| self.steps.get(id));
+                if r.owner != dead_of {
+                    let step = r.owner.exposure().and_then(|id| self.steps.get(id));
                     if step.is_some_and(|s| s.state != KeyState::Dead) && !mutant!("D-09") {
                         break;
                     }
-                    dead_of = r.exposure;
+                    dead_of = r.owner;
                 }
             } else if r.state != KeyState::Dead && !mutant!("D-09") {
                 break;
@@ -362,7 +390,7 @@ impl KeyTable {
             }
             r.next_key();
             least_left = least_left.min(r.last_turn.wrapping_sub(r.turn));
-            (r.in_step, r.exposure) = (true, Some(to));
+            (r.in_step, r.owner) = (true, owner);
             *name = KeyName { region, rkey: r.rkey, turn: r.turn };
             staged += 1;
         }
@@ -408,7 +436,7 @@ impl KeyTable {
     pub(crate) fn staged(&mut self, id: RegionId, of: ExposureId) -> Option<Granting<'_>> {
         self.alone(id)?;
         let r = self.regions.get_mut(id)?;
-        let mine = r.state == KeyState::Staged && r.exposure == Some(of);
+        let mine = r.state == KeyState::Staged && r.owner == Owner::of(of);
         mine.then_some(Granting { id, of, r, ledger: &mut self.ledger })
     }
 
@@ -425,7 +453,7 @@ impl KeyTable {
     /// Staged → Live, of a region alone.
     #[cfg(test)]
     pub(crate) fn grant(&mut self, id: RegionId, wr: WrId) {
-        if let Some(of) = self.get(id).and_then(|r| r.exposure)
+        if let Some(of) = self.get(id).and_then(|r| r.exposure())
             && let Some(g) = self.staged(id, of)
         {
             g.grant(wr);
@@ -483,14 +511,14 @@ impl KeyTable {
         if r.state != KeyState::Staged && r.state != KeyState::Dead {
             self.ledger.write(r.line(id, KeyEvent::Killed(rule)));
         }
-        self.change(id, |r| (r.state, r.exposure) = (KeyState::Dead, None));
-        r.exposure
+        self.change(id, |r| (r.state, r.owner) = (KeyState::Dead, Owner::NOBODY));
+        r.exposure()
     }
 
     /// Whether the key of this region is live, and for this exposure.
     #[inline]
     pub(crate) fn is_live(&self, id: RegionId, of: ExposureId) -> bool {
-        self.get(id).is_some_and(|r| r.exposure == Some(of) && r.state == KeyState::Live)
+        self.get(id).is_some_and(|r| r.owner == Owner::of(of) && r.state == KeyState::Live)
     }
 
     /// The LOCAL_INV of a region of this exposure succeeded: Invalidating → Dead. Returns whether
@@ -498,7 +526,7 @@ impl KeyTable {
     /// the region is for now.
     pub(crate) fn invalidated(&mut self, id: RegionId, of: ExposureId) -> Option<bool> {
         let r = self.get(id)?;
-        if r.exposure != Some(of) || r.state != KeyState::Invalidating {
+        if r.owner != Owner::of(of) || r.state != KeyState::Invalidating {
             return None;
         }
         self.kill(id, Rule::LocalInv);

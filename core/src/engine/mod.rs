@@ -340,7 +340,7 @@ impl<D: Device> Engine<D> {
     /// The device's; then nothing changed and the key counts as it did.
     pub(crate) fn end_region(&mut self, region: RegionId) -> Result<(), DeviceError> {
         let Some(r) = self.keys.get(region) else { return Ok(()) };
-        let (kind, exposure) = (r.kind, r.exposure);
+        let (kind, exposure) = (r.kind, r.exposure());
         self.keys.ending(region);
         let rule = match kind {
             RegionKind::Fast { mr, .. } | RegionKind::Ordinary { mr } => {

@@ -96,7 +96,7 @@ impl<D: Device> Engine<D> {
         for (p, region) in e.parts.iter().zip(&e.regions) {
             // What was just staged is this exposure's.
             let granted =
-                as_staged || self.keys.get(*region).is_some_and(|r| r.exposure == Some(id));
+                as_staged || self.keys.get(*region).is_some_and(|r| r.exposure() == Some(id));
             if (p.bytes.start != at || !granted) && !mutant!("rule-6-map") {
                 return Err(NOT_COVERED);
             }
@@ -274,7 +274,7 @@ impl<D: Device> Engine<D> {
         self.unstage(id);
         for region in batch.registered() {
             // Named and refused before it was staged: the strategy must hear of it all the same.
-            if self.keys.get(region).is_some_and(|r| r.exposure.is_none())
+            if self.keys.get(region).is_some_and(|r| r.exposure().is_none())
                 && !self.events.contains(region, Event::NeverPosted)
             {
                 self.events.push(region, Event::NeverPosted);
@@ -292,7 +292,7 @@ impl<D: Device> Engine<D> {
     /// already serve another one.
     pub(crate) fn part_regions(&self, id: ExposureId) -> SmallVec<[RegionId; MAX_REGIONS]> {
         let Some(e) = self.slots.exposures.get(id) else { return SmallVec::new() };
-        let mine = |r: &RegionId| self.keys.get(*r).is_some_and(|r| r.exposure == Some(id));
+        let mine = |r: &RegionId| self.keys.get(*r).is_some_and(|r| r.exposure() == Some(id));
         e.regions.iter().copied().filter(mine).collect()
     }
 

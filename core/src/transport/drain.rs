@@ -251,7 +251,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     fn key_unknown(&mut self, of: ExposureId, k: u32, event: Event) {
         let Some(region) = self.eng.slots.region(of, k) else { return };
         let current = self.eng.keys.get(region).is_some_and(|r| {
-            r.exposure == Some(of) && matches!(r.state, KeyState::Live | KeyState::Invalidating)
+            r.exposure() == Some(of) && matches!(r.state, KeyState::Live | KeyState::Invalidating)
         });
         if current {
             self.eng.keys.unknown(region);

@@ -433,7 +433,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         let mut refused = None;
         for region in self.eng.part_regions(id) {
             let Some(r) = self.eng.keys.get(region) else { continue };
-            if r.exposure != Some(id) {
+            if r.exposure() != Some(id) {
                 continue;
             }
             let event = match r.state {
