@@ -120,6 +120,8 @@ impl Mechanism {
     }
 }
 
+const NOT_OPEN: MapError = MapError::Other("strategy is not open");
+
 const KINDS: [FastMrKind; 2] = [FastMrKind::Pages, FastMrKind::Gaps];
 
 /// Bounded by what can be in flight (POOL-06), yet never so small that one list of many pieces has
@@ -235,21 +237,17 @@ impl Frwr {
         Ok(())
     }
 
-    /// Hands out one window for each segment.
-    #[inline]
-    fn map_each(
+    /// Hands out one window for each segment, where so many are not idle yet.
+    #[cold]
+    fn map_each_of_more(
         &mut self,
         ctl: &mut dyn Control,
         count: usize,
         out: &mut WrBatch,
     ) -> Result<(), MapError> {
-        let kind = FastMrKind::Pages;
-        if self.pool.free(kind) < count
-            && let Some(mechanism) = self.mechanism
-        {
-            self.reserve(ctl, mechanism, kind, count)?;
-        }
-        Ok(self.pool.take_each(kind, count, out)?)
+        let mechanism = self.mechanism.ok_or(NOT_OPEN)?;
+        self.reserve(ctl, mechanism, FastMrKind::Pages, count)?;
+        Ok(self.pool.take_each(FastMrKind::Pages, count, out)?)
     }
 
     /// Cuts the list into pieces and hands out a region for each.
@@ -257,10 +255,10 @@ impl Frwr {
     fn map_cuts(
         &mut self,
         ctl: &mut dyn Control,
-        mechanism: Mechanism,
         segs: &SegList<'_>,
         out: &mut WrBatch,
     ) -> Result<(), MapError> {
+        let mechanism = self.mechanism.ok_or(NOT_OPEN)?;
         check_lengths(segs)?;
         let cuts = mechanism.cut(segs)?;
         for kind in KINDS {
@@ -311,6 +309,12 @@ impl Frwr {
             }
         }
         Ok(())
+    }
+
+    /// One that is not known was ended, and its id is never used again: there is nothing that could
+    /// be reused too early.
+    fn count_strays(&mut self, regions: &[RegionId], known: usize) {
+        self.counters.strays += regions.len().saturating_sub(known) as u64;
     }
 
     fn no_region(&self) -> MapError {
@@ -377,10 +381,13 @@ impl MemReg for Frwr {
     ) -> Result<(), MapError> {
         match self.mechanism {
             Some(Mechanism::Windows { most, .. }) if whole_segments(segs, most, out) => {
-                self.map_each(ctl, segs.segs().len(), out)
+                let count = segs.segs().len();
+                match self.pool.take_each(FastMrKind::Pages, count, out) {
+                    Ok(()) => Ok(()),
+                    Err(_) => self.map_each_of_more(ctl, count, out),
+                }
             }
-            Some(mechanism) => self.map_cuts(ctl, mechanism, segs, out),
-            None => Err(MapError::Other("strategy is not open")),
+            _ => self.map_cuts(ctl, segs, out),
         }
     }
 
@@ -401,18 +408,24 @@ impl MemReg for Frwr {
     }
 
     fn on_events(&mut self, regions: &[RegionId], event: Event) -> Result<(), Poison> {
-        let known = match event {
+        match event {
             // It was handed out before, and stays so.
-            Event::Registered => return Ok(()),
+            Event::Registered => {}
             Event::Invalidated | Event::RemoteInvalidated | Event::NeverPosted => {
-                self.pool.give_back(regions)
+                if !self.pool.give_back_in_turn(regions) {
+                    let known = self.pool.give_back(regions);
+                    self.count_strays(regions, known);
+                }
             }
-            Event::RegUnknown => self.pool.condemn(regions, Doubt::Registration),
-            Event::InvUnknown => self.pool.condemn(regions, Doubt::Invalidation),
-        };
-        // One that is not known was ended, and its id is never used again: there is nothing that
-        // could be reused too early.
-        self.counters.strays += regions.len().saturating_sub(known) as u64;
+            Event::RegUnknown | Event::InvUnknown => {
+                let doubt = match event {
+                    Event::RegUnknown => Doubt::Registration,
+                    _ => Doubt::Invalidation,
+                };
+                let known = self.pool.condemn(regions, doubt);
+                self.count_strays(regions, known);
+            }
+        }
         Ok(())
     }
 

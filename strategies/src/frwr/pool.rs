@@ -152,19 +152,18 @@ impl Pool {
         }
     }
 
+    /// What [`give_back`](Pool::give_back) does, if these are just the ones that have been out
+    /// longest, as they usually are; else nothing changes.
+    #[inline]
+    pub(super) fn give_back_in_turn(&mut self, regions: &[RegionId]) -> bool {
+        self.rings[slot(FastMrKind::Pages)].take_back_in_turn(regions)
+    }
+
     /// Handed-out regions are dead and idle again, in this order; of any other nothing changes, so
     /// an event that comes twice does not list it twice, and a condemned one stays so. Returns how
     /// many are in the table.
-    #[inline]
-    pub(super) fn give_back(&mut self, regions: &[RegionId]) -> usize {
-        if self.rings[slot(FastMrKind::Pages)].take_back_in_turn(regions) {
-            return regions.len();
-        }
-        self.give_back_one_by_one(regions)
-    }
-
     #[inline(never)]
-    fn give_back_one_by_one(&mut self, regions: &[RegionId]) -> usize {
+    pub(super) fn give_back(&mut self, regions: &[RegionId]) -> usize {
         let mut known = 0;
         for &region in regions {
             known += usize::from(self.regions.contains_key(region));

@@ -142,17 +142,18 @@ impl Ring {
     }
 
     /// The `count` from a place on: those up to the end of the list, and those from its start.
-    #[cold]
+    #[inline(never)]
     fn parts(&self, from: Place, count: usize) -> (&[RegionId], &[RegionId]) {
         let (start, end) = self.list.split_at(from.min(self.list.len()));
         let left = count.saturating_sub(end.len());
         (end, start.get(..left).unwrap_or(start))
     }
 
-    #[cold]
+    #[inline(never)]
     fn are_same_parts(&self, from: Place, regions: &[RegionId]) -> bool {
         let (one, two) = self.parts(from, regions.len());
-        regions.iter().eq(one.iter().chain(two))
+        let (first, second) = regions.split_at(one.len().min(regions.len()));
+        are_same(one, first) && are_same(two, second)
     }
 
     /// All of them, where they stand.
