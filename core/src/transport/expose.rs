@@ -17,8 +17,8 @@ use crate::sync::{Arc, Ordering};
 use crate::types::Grant;
 use smallvec::SmallVec;
 
-/// Regions that a strategy has ended in one call.
-type Ended = SmallVec<[RegionId; MAX_REGIONS]>;
+/// Regions of one exposure.
+type Regions = SmallVec<[RegionId; MAX_REGIONS]>;
 
 const NOT_TO_REVOKE: &str = "it wished for something else than to revoke this exposure";
 
@@ -302,33 +302,47 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         }
         e.state = ExposureState::Revoking;
         let in_step = self.eng.keys.all_in_step(id, e.regions.len()) == Some(KeyState::Live);
-        let (live, ended) = if in_step {
-            // The strategy looks at the list itself and not at a copy. Meanwhile the slot has none:
-            // of windows, nothing that the strategy can do asks for it there.
-            let regions = std::mem::take(&mut e.regions);
-            let asked = self.ask_to_unmap(id, &regions);
-            let live = match asked {
-                Ok(None) => SmallVec::new(),
-                _ => SmallVec::from_slice(&regions),
-            };
-            if let Some(e) = self.eng.slots.exposures.get_mut(id) {
-                e.regions = regions;
-            }
-            let Some(ended) = asked? else {
-                self.eng.stats.local_inv_needed += 1;
-                self.eng.chain_all_invs(id);
-                return Ok(());
-            };
-            (live, ended)
-        } else {
-            let keys = &self.eng.keys;
-            let live = e.regions.iter().copied().filter(|&r| keys.is_live(r, id));
-            let live: SmallVec<[RegionId; MAX_REGIONS]> = live.collect();
-            let ended = self.ask_to_unmap(id, &live)?;
-            (live, ended.unwrap_or_default())
+        if !in_step {
+            return self.chain_unmap_each(id);
+        }
+        // The strategy looks at the list itself and not at a copy. Meanwhile the slot has none: of
+        // windows, nothing that the strategy can do asks for it there.
+        let regions = std::mem::take(&mut e.regions);
+        let wished = match self.ask_to_unmap(id, &regions) {
+            Ok(None) => None,
+            asked => Some((Regions::from_slice(&regions), asked)),
         };
-        self.batch.spell_out_all(&live);
-        self.check_unmap(&live, &ended)?;
+        if let Some(e) = self.eng.slots.exposures.get_mut(id) {
+            e.regions = regions;
+        }
+        let Some((live, ended)) = wished else {
+            self.eng.stats.local_inv_needed += 1;
+            self.eng.chain_all_invs(id);
+            return Ok(());
+        };
+        self.chain_wished(id, &live, &ended?.unwrap_or_default())
+    }
+
+    /// Of regions that are not in step, those that are still live.
+    #[inline(never)]
+    fn chain_unmap_each(&mut self, id: ExposureId) -> Result<(), Poison> {
+        let Some(e) = self.eng.slots.exposures.get(id) else { return Ok(()) };
+        let keys = &self.eng.keys;
+        let live: Regions = e.regions.iter().copied().filter(|&r| keys.is_live(r, id)).collect();
+        let ended = self.ask_to_unmap(id, &live)?.unwrap_or_default();
+        self.chain_wished(id, &live, &ended)
+    }
+
+    /// Chains what the strategy has wished for, if that is what it may.
+    #[cold]
+    fn chain_wished(
+        &mut self,
+        id: ExposureId,
+        live: &[RegionId],
+        ended: &[RegionId],
+    ) -> Result<(), Poison> {
+        self.batch.spell_out_all(live);
+        self.check_unmap(live, ended)?;
         let wishes = self.batch.wishes();
         self.eng.stats.local_inv_needed += u64::from(!wishes.is_empty());
         self.eng.chain_invs(id, wishes);
@@ -337,8 +351,12 @@ impl<D: Device, S: MemReg> Transport<D, S> {
 
     /// Asks the strategy to revoke the live regions. `None` if all that it wants is a WR for each,
     /// else those that it has ended.
-    #[inline]
-    fn ask_to_unmap(&mut self, id: ExposureId, live: &[RegionId]) -> Result<Option<Ended>, Poison> {
+    #[inline(always)]
+    fn ask_to_unmap(
+        &mut self,
+        id: ExposureId,
+        live: &[RegionId],
+    ) -> Result<Option<Regions>, Poison> {
         self.batch.clear();
         let mut ctl = Ctl::new(&mut self.eng, Scope::Unmap(id));
         self.strategy.unmap(&mut ctl, live, &mut self.batch)?;
