@@ -140,7 +140,7 @@ impl WrChain {
     pub(crate) fn push_run(&mut self, run: WindowRun<'_>) {
         let WindowRun { first, signaled, segments, bind } = run;
         if !self.singles.is_empty() {
-            return self.push_singly(WindowRun { first, signaled, segments, bind });
+            return self.push_singly(first, signaled, segments, bind);
         }
         let count = segments.len();
         match self.runs.last_mut() {
@@ -159,8 +159,14 @@ impl WrChain {
     }
 
     #[cold]
-    fn push_singly(&mut self, run: WindowRun<'_>) {
-        self.singles.extend(run.wrs());
+    fn push_singly(
+        &mut self,
+        first: WrId,
+        signaled: bool,
+        segments: &[Segment],
+        bind: Option<Bind>,
+    ) {
+        self.singles.extend(WindowRun { first, signaled, segments, bind }.wrs());
     }
 
     /// The last WR is to be signaled. False if it was, or if there is none.

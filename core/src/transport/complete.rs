@@ -117,20 +117,21 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         if self.eng.gone || self.eng.qp.is_none() {
             return Ok(0);
         }
-        let before = self.eng.stats.wcs;
-        let most = self.eng.limits.cq_entries as usize + BATCH;
-        let mut total = 0;
-        while total < most {
-            self.wcs.clear();
-            let taken = self.eng.device.poll_cq(self.eng.cq, BATCH, &mut self.wcs)?;
-            total += taken;
-            self.eng.stats.wcs = before + total as u64;
-            let mut next = 0;
-            while let Some(&wc) = self.wcs.get(next) {
-                self.route(&wc);
-                next += 1;
-            }
+        match self.take_batch()? {
+            BATCH => self.take_more(),
             // It had no more.
+            taken => Ok(taken),
+        }
+    }
+
+    /// As [`take_completions`](Transport::take_completions), after a first batch that was full.
+    #[cold]
+    fn take_more(&mut self) -> Result<usize, DeviceError> {
+        let mut total = BATCH;
+        let most = self.eng.limits.cq_entries as usize + BATCH;
+        while total < most {
+            let taken = self.take_batch()?;
+            total += taken;
             if taken < BATCH {
                 break;
             }
@@ -138,6 +139,20 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         Ok(total)
     }
 
+    #[inline(always)] // Nearly always there is one.
+    fn take_batch(&mut self) -> Result<usize, DeviceError> {
+        self.wcs.clear();
+        let taken = self.eng.device.poll_cq(self.eng.cq, BATCH, &mut self.wcs)?;
+        self.eng.stats.wcs += taken as u64;
+        let mut next = 0;
+        while let Some(&wc) = self.wcs.get(next) {
+            self.route(&wc);
+            next += 1;
+        }
+        Ok(taken)
+    }
+
+    #[inline]
     fn route(&mut self, wc: &Wc) {
         match decode(self.eng.epoch, wc.wr_id()) {
             Some(Cookie::Send(seq)) => match self.eng.ring.position(seq) {
