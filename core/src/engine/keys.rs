@@ -7,7 +7,7 @@ use crate::engine::ledger::{KeyEvent, KeyName, Ledger, LedgerEvent, Rule};
 use crate::memreg::RegionId;
 use crate::mutants::mutant;
 use crate::types::{Grant, MrId, MwId, Rkey, WrId};
-use slotmap::{Key, KeyData, SecondaryMap, SlotMap};
+use slotmap::{Key, KeyData, SlotMap};
 use std::collections::VecDeque;
 
 /// What a region is made of.
@@ -75,6 +75,12 @@ impl Owner {
         Owner(id.data().as_ffi())
     }
 
+    /// Where the exposure stands among all.
+    #[inline]
+    fn slot(self) -> usize {
+        self.0 as u32 as usize
+    }
+
     #[inline]
     fn exposure(self) -> Option<ExposureId> {
         (self != Owner::NOBODY).then(|| KeyData::from_ffi(self.0).into())
@@ -89,11 +95,54 @@ impl Owner {
 /// does not go before its keys are dead.
 #[derive(Clone, Copy, Debug)]
 struct Step {
+    /// The exposure; nobody's step is free.
+    owner: Owner,
     state: KeyState,
     /// Keys that have not left.
     keys: usize,
     /// Whether any key has used every tag.
     worn: bool,
+}
+
+/// The steps of all exposures, each in the place of its exposure's slot. A later exposure in that
+/// slot takes the place over.
+#[derive(Debug, Default)]
+struct Steps(Vec<Step>);
+
+impl Steps {
+    const FREE: Step = Step { owner: Owner::NOBODY, state: KeyState::Dead, keys: 0, worn: false };
+
+    /// An exposure that has no key yet will have keys in step.
+    #[inline]
+    fn begin(&mut self, owner: Owner) {
+        if owner.slot() >= self.0.len() {
+            self.grow(owner);
+        }
+        if let Some(step) = self.0.get_mut(owner.slot()) {
+            *step = Step { owner, state: KeyState::Staged, keys: 0, worn: false };
+        }
+    }
+
+    #[cold]
+    fn grow(&mut self, owner: Owner) {
+        self.0.resize(owner.slot() + 1, Steps::FREE);
+    }
+
+    #[inline]
+    fn get(&self, owner: Owner) -> Option<&Step> {
+        self.0.get(owner.slot()).filter(|step| step.owner == owner)
+    }
+
+    #[inline]
+    fn get_mut(&mut self, owner: Owner) -> Option<&mut Step> {
+        self.0.get_mut(owner.slot()).filter(|step| step.owner == owner)
+    }
+
+    /// The state of the keys that are in step for an exposure.
+    #[inline]
+    fn state(&self, of: Owner) -> KeyState {
+        self.get(of).map_or(KeyState::Dead, |step| step.state)
+    }
 }
 
 impl Region {
@@ -201,7 +250,7 @@ impl Granting<'_> {
 #[derive(Debug)]
 pub(crate) struct KeyTable {
     regions: SlotMap<RegionId, Region>,
-    steps: SecondaryMap<ExposureId, Step>,
+    steps: Steps,
     /// Regions that WRs grant, by key index, for the peer's invalidations.
     by_index: ByIndex,
     inv_slots: usize,
@@ -249,7 +298,7 @@ impl KeyTable {
     pub(crate) fn new() -> KeyTable {
         KeyTable {
             regions: SlotMap::with_key(),
-            steps: SecondaryMap::new(),
+            steps: Steps::default(),
             by_index: ByIndex::default(),
             inv_slots: 0,
             ended_live: VecDeque::with_capacity(ENDED_KEPT),
@@ -295,7 +344,7 @@ impl KeyTable {
     pub(crate) fn get(&self, id: RegionId) -> Option<Region> {
         let mut r = *self.regions.get(id)?;
         if r.in_step {
-            r.state = self.step_state(r.owner);
+            r.state = self.steps.state(r.owner);
             if r.state == KeyState::Dead {
                 r.owner = Owner::NOBODY;
             }
@@ -303,17 +352,11 @@ impl KeyTable {
         Some(r)
     }
 
-    /// The state of the keys that are in step for an exposure.
-    #[inline]
-    fn step_state(&self, of: Owner) -> KeyState {
-        of.exposure().and_then(|id| self.steps.get(id)).map_or(KeyState::Dead, |step| step.state)
-    }
-
     /// A region by itself: it leaves the others of its exposure, with the state that it has.
     fn alone(&mut self, id: RegionId) -> Option<&mut Region> {
         let r = self.regions.get_mut(id)?;
         if std::mem::take(&mut r.in_step) {
-            match r.owner.exposure().and_then(|id| self.steps.get_mut(id)) {
+            match self.steps.get_mut(r.owner) {
                 Some(step) if step.state != KeyState::Dead => {
                     r.state = step.state;
                     step.keys -= 1;
@@ -354,7 +397,7 @@ impl KeyTable {
     /// An exposure that has no key yet will have keys in step.
     #[inline]
     pub(crate) fn begin_step(&mut self, of: ExposureId) {
-        self.steps.insert(of, Step { state: KeyState::Staged, keys: 0, worn: false });
+        self.steps.begin(Owner::of(of));
     }
 
     /// Dead → Staged, with a new tag each, of windows that are in step with the others of this
@@ -376,8 +419,7 @@ impl KeyTable {
             let RegionKind::Window { .. } = r.kind else { break };
             if r.in_step {
                 if r.owner != dead_of {
-                    let step = r.owner.exposure().and_then(|id| self.steps.get(id));
-                    if step.is_some_and(|s| s.state != KeyState::Dead) && !mutant!("D-09") {
+                    if self.steps.state(r.owner) != KeyState::Dead && !mutant!("D-09") {
                         break;
                     }
                     dead_of = r.owner;
@@ -394,7 +436,7 @@ impl KeyTable {
             *name = KeyName { region, rkey: r.rkey, turn: r.turn };
             staged += 1;
         }
-        if let Some(step) = self.steps.get_mut(to) {
+        if let Some(step) = self.steps.get_mut(owner) {
             step.keys += staged;
             step.worn |= least_left == 0;
         }
@@ -405,7 +447,7 @@ impl KeyTable {
     /// The state of the keys of an exposure, if exactly that many, at least one, are in step.
     #[inline]
     pub(crate) fn all_in_step(&self, of: ExposureId, keys: usize) -> Option<KeyState> {
-        self.steps.get(of).filter(|s| s.keys == keys && keys > 0).map(|s| s.state)
+        self.steps.get(Owner::of(of)).filter(|s| s.keys == keys && keys > 0).map(|s| s.state)
     }
 
     /// Dead → Staged, of a region alone.
@@ -444,7 +486,7 @@ impl KeyTable {
     /// WRs from `first` on grant.
     #[inline]
     pub(crate) fn grant_in_step(&mut self, of: ExposureId, first: WrId, names: &[KeyName]) {
-        if let Some(step) = self.steps.get_mut(of) {
+        if let Some(step) = self.steps.get_mut(Owner::of(of)) {
             step.state = KeyState::Live;
         }
         self.ledger.granted(of.data().as_ffi(), first, true, names);
@@ -483,7 +525,7 @@ impl KeyTable {
     /// that the WRs from `first` on invalidate.
     #[inline]
     pub(crate) fn invalidating_in_step(&mut self, of: ExposureId, first: WrId, names: &[KeyName]) {
-        if let Some(step) = self.steps.get_mut(of)
+        if let Some(step) = self.steps.get_mut(Owner::of(of))
             && step.state == KeyState::Live
         {
             step.state = KeyState::Invalidating;
@@ -539,7 +581,7 @@ impl KeyTable {
     pub(crate) fn invalidated_in_step(&mut self, of: ExposureId, names: &[KeyName]) -> bool {
         // Their reserved slots were taken by the LOCAL_INVs.
         self.ledger.killed(Rule::LocalInv, names);
-        let Some(step) = self.steps.get_mut(of) else { return false };
+        let Some(step) = self.steps.get_mut(Owner::of(of)) else { return false };
         step.state = KeyState::Dead;
         step.worn && !mutant!("D-11")
     }
