@@ -4,8 +4,8 @@
 
 use super::context::{Context, Object};
 use super::post::refusal;
-use super::windows::Windows;
-use crate::device::{Bind, DeviceError, PostError, Verb, WindowRun, Wr, WrChain, errno};
+use super::windows::{Binding, Windows};
+use crate::device::{DeviceError, PostError, Verb, WindowRun, Wr, WrChain, errno};
 use crate::types::{MrId, QpId, Rkey, Segment};
 use ibverbs_sys as ffi;
 use std::mem::offset_of;
@@ -98,18 +98,34 @@ pub(super) fn post_windows(
     let mut posted = 0;
     for run in runs {
         let put = match run.bind {
-            Some(bind) => section.put_binds(windows, &parent, posted, (run, bind), qp),
-            None => section.put_invalidations(windows, run, qp),
+            Some(bind) => parent(bind.mr).map_or(0, |mr| {
+                let mw_access_flags = bind.access.bits();
+                let mut info = ffi::ibv_mw_bind_info { mr, mw_access_flags, addr: 0, length: 0 };
+                let bound = Binding::bound(Rkey::from_bits(0), bind.mr, qp);
+                section.put_binds(windows, posted, &run, &mut info, &bound)
+            }),
+            None => section.put_invalidations(windows, &run, qp),
         };
         posted += put;
         if put < run.segments.len() {
-            let changed: Vec<Wr> = chain.iter().take(posted).collect();
-            windows.undo_direct(&changed);
-            let cause = DeviceError::new(Verb::PostSend, errno::EINVAL);
-            return Some(Err(PostError { posted: 0, cause }));
+            return Some(Err(undo(chain, posted, windows)));
         }
     }
     Some(refusal(Verb::PostSend, section.complete(), None, posted))
+}
+
+/// A WR must not be posted: what those before it, this many, have changed is as before.
+#[cold]
+fn undo(chain: &WrChain, done: usize, windows: &mut Windows) -> PostError {
+    let changed: Vec<Wr> = chain.iter().take(done).collect();
+    windows.undo_direct(&changed);
+    not_posted(errno::EINVAL)
+}
+
+/// Nothing of a chain was posted.
+#[cold]
+pub(super) fn not_posted(errno: i32) -> PostError {
+    PostError { posted: 0, cause: DeviceError::new(Verb::PostSend, errno) }
 }
 
 /// WRs that are posted together. Dropped, none of them is.
@@ -121,33 +137,28 @@ struct Section<'a> {
 
 impl Section<'_> {
     /// Puts the binds of a run in, up to one that must not be; returns how many. The first stands
-    /// at place `from` of the chain.
-    #[inline(never)]
+    /// at place `from` of the chain. `info` and `bound` say what they have in common.
+    #[inline(never)] // Its loop needs every register.
     fn put_binds(
         &self,
         windows: &mut Windows,
-        parent: impl Fn(MrId) -> Option<*mut ffi::ibv_mr>,
         from: usize,
-        (run, Bind { mr, access }): (WindowRun<'_>, Bind),
-        qp: QpId,
+        run: &WindowRun<'_>,
+        info: &mut ffi::ibv_mw_bind_info,
+        bound: &Binding,
     ) -> usize {
-        let Some(parent) = parent(mr) else { return 0 };
-        let mw_access_flags = access.bits();
-        let mut info = ffi::ibv_mw_bind_info { mr: parent, mw_access_flags, ..Default::default() };
-        let call = self.of.bind;
+        let (call, qp) = (self.of.bind, self.qp);
         let mut done = 0;
-        while done < run.segments.len() {
-            let (next, mut id) = self.next(&run, done);
+        self.begin_run(run);
+        while let Some(part) = self.part(run, done) {
             let put = |window, segment: &Segment| {
-                self.name(id);
-                id += 1;
+                self.next_id();
                 info.addr = segment.addr;
                 info.length = segment.len;
                 // SAFETY: O1, O4, O5, O8.
-                unsafe { call(self.qp, window, segment.rkey.to_bits(), &info) };
+                unsafe { call(qp, window, segment.rkey.to_bits(), info) };
             };
-            let segments = run.segments.get(done..next).unwrap_or(&[]);
-            match windows.bind_run(from + done, segments, qp, mr, put) {
+            match windows.bind_run(from + done, part, bound, put) {
                 0 => break,
                 n => done += n,
             }
@@ -157,19 +168,17 @@ impl Section<'_> {
 
     /// Puts the invalidations of a run in, up to one that must not be; returns how many.
     #[inline(never)]
-    fn put_invalidations(&self, windows: &mut Windows, run: WindowRun<'_>, qp: QpId) -> usize {
-        let call = self.of.invalidate;
+    fn put_invalidations(&self, windows: &mut Windows, run: &WindowRun<'_>, on: QpId) -> usize {
+        let (call, qp) = (self.of.invalidate, self.qp);
         let mut done = 0;
-        while done < run.segments.len() {
-            let (next, mut id) = self.next(&run, done);
+        self.begin_run(run);
+        while let Some(part) = self.part(run, done) {
             let put = |key: Rkey| {
-                self.name(id);
-                id += 1;
+                self.next_id();
                 // SAFETY: O1, O8.
-                unsafe { call(self.qp, key.to_bits()) };
+                unsafe { call(qp, key.to_bits()) };
             };
-            let segments = run.segments.get(done..next).unwrap_or(&[]);
-            match windows.invalidate_run(segments, qp, put) {
+            match windows.invalidate_run(part, on, put) {
                 0 => break,
                 n => done += n,
             }
@@ -177,24 +186,33 @@ impl Section<'_> {
         done
     }
 
-    /// Sets the flags of the WR at this place of a run and of those after it that have the same.
-    /// Returns where these end, and the cookie of the first.
+    /// Sets the cookie, so that the next one is that of the first WR of the run.
     #[inline]
-    fn next(&self, run: &WindowRun<'_>, place: usize) -> (usize, u64) {
-        let all = run.segments.len();
-        let plain = all.saturating_sub(usize::from(run.signaled));
-        let signaled = ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
-        let (flags, end) = if place < plain { (0, plain) } else { (signaled, all) };
+    fn begin_run(&self, run: &WindowRun<'_>) {
         // SAFETY: O1, O8: the provider reads this in the calls that follow, of this section.
-        unsafe { (*self.qp).wr_flags = flags };
-        (end, run.first.0 + place as u64)
+        unsafe { (*self.qp).wr_id = run.first.0.wrapping_sub(1) };
     }
 
-    /// Sets the cookie of the next WR.
+    /// Sets the cookie of the next WR: one more than that of the last.
     #[inline]
-    fn name(&self, id: u64) {
-        // SAFETY: O1, O8: the provider reads this in the call that follows, of this section.
-        unsafe { (*self.qp).wr_id = id };
+    fn next_id(&self) {
+        // SAFETY: O1, O8: as above. It is the caller's to write; the provider only reads it.
+        let id = unsafe { &mut (*self.qp).wr_id };
+        *id = id.wrapping_add(1);
+    }
+
+    /// The WRs of a run from this place on that have the same flags, which it sets; `None` if there
+    /// is none.
+    #[inline]
+    fn part<'r>(&self, run: &WindowRun<'r>, place: usize) -> Option<&'r [Segment]> {
+        let rest = run.segments.get(place..).filter(|rest| !rest.is_empty())?;
+        let plain = rest.len() - usize::from(run.signaled);
+        let signaled = ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
+        let (flags, part) =
+            if plain == 0 { (signaled, rest) } else { (0, rest.get(..plain).unwrap_or(rest)) };
+        // SAFETY: O1, O8: the provider reads this in the calls that follow, of this section.
+        unsafe { (*self.qp).wr_flags = flags };
+        Some(part)
     }
 
     /// Posts them with one doorbell; what the provider answers.
@@ -247,7 +265,7 @@ fn create_call(context: &Context) -> Option<Create> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::WrOp;
+    use crate::device::{Bind, WrOp};
     use crate::types::{Access, DmaAddr, Epoch, Grant, MwId, WrId};
     use proptest::prelude::*;
     use std::cell::RefCell;

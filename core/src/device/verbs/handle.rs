@@ -1,10 +1,10 @@
 //! The handle of one opened device: what the engine holds.
 
 use super::context::{Context, Extended, RawEvent};
-use super::direct::post_windows;
+use super::direct::{not_posted, post_windows};
 use super::objects::{Cq, Mr, Mw, Pd, Qp};
 use super::open::{Port, open};
-use super::post::{changes_a_window, completion};
+use super::post::{changes_a_window, completion, poll};
 use super::tables::{Ids, Tables};
 use super::wait::readable;
 use super::windows::NOWHERE;
@@ -181,10 +181,11 @@ impl VerbsDevice {
     }
 
     pub(super) fn qp(&self, verb: Verb, qp: QpId) -> Result<Arc<Qp>, DeviceError> {
-        let t = self.inner.tables();
-        t.qps.get(&qp.0).cloned().ok_or(DeviceError::new(verb, errno::EINVAL))
+        let mut t = self.inner.tables();
+        t.qps.get(qp.0).cloned().ok_or(DeviceError::new(verb, errno::EINVAL))
     }
 
+    #[inline]
     fn cq(&self, verb: Verb, cq: CqId) -> Result<Arc<Cq>, DeviceError> {
         let t = self.inner.tables();
         t.cqs.get(cq.0).cloned().ok_or(DeviceError::new(verb, errno::EINVAL))
@@ -414,7 +415,7 @@ impl Device for VerbsDevice {
         if t.windows.any_on(qp) {
             return Err(refused(errno::EBUSY));
         }
-        let shared = t.qps.remove(&qp.0).ok_or(refused(errno::EINVAL))?;
+        let shared = t.qps.remove(qp.0).ok_or(refused(errno::EINVAL))?;
         let mut q = match Arc::try_unwrap(shared) {
             Ok(q) => q,
             Err(shared) => {
@@ -521,11 +522,9 @@ impl Device for VerbsDevice {
     }
 
     fn post_send(&self, qp: QpId, chain: &WrChain) -> Result<(), PostError> {
-        let refused = |cause| PostError { posted: 0, cause };
         let mut tables = self.inner.tables();
         let t = &mut *tables;
-        let q = t.qps.get(&qp.0);
-        let q = q.ok_or(refused(DeviceError::new(Verb::PostSend, errno::EINVAL)))?;
+        let Some(q) = t.qps.get(qp.0) else { return Err(not_posted(errno::EINVAL)) };
         if let Some(direct) = &q.direct {
             let parent = |mr: MrId| Some(t.mrs.get(mr.0)?.ptr());
             match post_windows(direct, qp, chain, &mut t.windows, parent) {
@@ -538,24 +537,7 @@ impl Device for VerbsDevice {
             }
         }
         let q = Arc::clone(q);
-        let mut scratch = locked(&q.scratch);
-        if let Err(e) = scratch.build(qp, chain, t) {
-            t.windows.settle_prefix(0);
-            return Err(refused(e));
-        }
-        if !chain.iter().any(|wr| changes_a_window(&wr.op)) {
-            drop(tables);
-            return scratch.post(&q, chain).inspect_err(|_| self.inner.suspect());
-        }
-        let posted = scratch.post(&q, chain);
-        match &posted {
-            Ok(()) => t.windows.settle(),
-            Err(e) => {
-                t.windows.settle_prefix(e.posted);
-                self.inner.suspect();
-            }
-        }
-        posted
+        self.inner.post_list(tables, &q, qp, chain)
     }
 
     fn post_recv(&self, qp: QpId, wrs: &[RecvWr]) -> Result<(), PostError> {
@@ -565,12 +547,8 @@ impl Device for VerbsDevice {
     }
 
     fn poll_cq(&self, cq: CqId, max: usize, out: &mut Vec<Wc>) -> Result<usize, DeviceError> {
-        let cq = self.inner.tables().cqs.get(cq.0).cloned();
-        let cq = cq.ok_or(DeviceError::new(Verb::PollCq, errno::EINVAL))?;
-        let mut completions = locked(&cq.completions);
-        let got = completions.poll(&cq, max);
-        let wcs = got.map_err(|e| self.inner.failed(Verb::PollCq, e))?;
-        for raw in wcs {
+        let cq = self.cq(Verb::PollCq, cq)?;
+        let got = poll(&cq, max, |raw| {
             let wc = completion(raw, self.inner.kernel_flags);
             match &wc {
                 Wc::Success(s) => {
@@ -581,8 +559,8 @@ impl Device for VerbsDevice {
                 Wc::Error(_) => self.inner.suspect(),
             }
             out.push(wc);
-        }
-        Ok(wcs.len())
+        });
+        got.map_err(|e| self.inner.failed(Verb::PollCq, e))
     }
 
     fn arm_cq(&self, cq: CqId) -> Result<(), DeviceError> {
@@ -660,6 +638,36 @@ impl VerbsDevice {
 }
 
 impl Inner {
+    /// Posts a chain as a list of WRs. Lets go of the tables if it changes no window.
+    #[inline(never)]
+    fn post_list(
+        &self,
+        mut tables: MutexGuard<'_, Tables>,
+        q: &Qp,
+        qp: QpId,
+        chain: &WrChain,
+    ) -> Result<(), PostError> {
+        let t = &mut *tables;
+        let mut scratch = locked(&q.scratch);
+        if let Err(cause) = scratch.build(qp, chain, t) {
+            t.windows.settle_prefix(0);
+            return Err(PostError { posted: 0, cause });
+        }
+        if !chain.iter().any(|wr| changes_a_window(&wr.op)) {
+            drop(tables);
+            return scratch.post(q, chain).inspect_err(|_| self.suspect());
+        }
+        let posted = scratch.post(q, chain);
+        match &posted {
+            Ok(()) => t.windows.settle(),
+            Err(e) => {
+                t.windows.settle_prefix(e.posted);
+                self.suspect();
+            }
+        }
+        posted
+    }
+
     fn suspect(&self) {
         self.suspect.store(true, Ordering::Relaxed);
     }

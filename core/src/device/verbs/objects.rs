@@ -5,7 +5,7 @@ use super::cm::Link;
 use super::context::{Context, Object, outcome};
 use super::direct::Direct;
 use super::open::Port;
-use super::post::{Completions, Scratch};
+use super::post::Scratch;
 use super::wait::CompChannel;
 use crate::device::{AsyncEvent, PortAddr, QpCaps, QpState, errno};
 use crate::mem::{Allocation, DmaBuf};
@@ -62,7 +62,6 @@ pub(super) struct Cq {
     // Declared, so ended, after the CQ that is on it.
     pub(super) channel: CompChannel,
     pub(super) context: Arc<Context>,
-    pub(super) completions: Mutex<Completions>,
     pub(super) entries: u32,
 }
 
@@ -79,7 +78,6 @@ impl Cq {
             object: Some(object),
             channel,
             context: Arc::clone(context),
-            completions: Mutex::new(Completions::new()),
             entries: u32::try_from(got).unwrap_or(entries),
         })
     }

@@ -11,6 +11,8 @@ use crate::device::{
 use crate::types::{QpId, Rkey, WrId};
 use ibverbs::ibv_wc;
 use ibverbs_sys as ffi;
+use std::cell::RefCell;
+use std::mem::MaybeUninit;
 use std::ptr;
 
 /// The library's form of one chain. Reused, so that a warmed-up QP allocates nothing.
@@ -205,34 +207,35 @@ pub(super) fn changes_a_window(op: &WrOp) -> bool {
     matches!(op, WrOp::BindMw { .. } | WrOp::LocalInv(_))
 }
 
-/// Room for the WCs of one poll.
-pub(super) struct Completions {
-    wcs: Vec<ibv_wc>,
+thread_local! {
+    /// Room for the WCs of one poll. A provider may leave out what a WC does not have, so there is
+    /// something in it from the start.
+    static ROOM: RefCell<[ibv_wc; WCS]> = const {
+        // SAFETY: every bit pattern of these plain integers is valid.
+        RefCell::new(unsafe { MaybeUninit::zeroed().assume_init() })
+    };
 }
 
-impl Completions {
-    pub(super) fn new() -> Completions {
-        Completions { wcs: vec![ibv_wc::default(); WCS] }
-    }
-
-    /// At most `max` WCs of the CQ.
-    pub(super) fn poll(&mut self, cq: &Cq, max: usize) -> Result<&[ibv_wc], i32> {
-        let room = max.min(self.wcs.len());
+/// Takes at most `max` WCs of the CQ and hands each to `take`; returns how many.
+#[inline]
+pub(super) fn poll(cq: &Cq, max: usize, take: impl FnMut(&ibv_wc)) -> Result<usize, i32> {
+    ROOM.with_borrow_mut(|wcs| {
+        let (wcs, _) = wcs.split_at_mut(max.min(WCS));
         let poll = cq.context.ops().poll_cq;
-        // SAFETY: O1, O4: at most `room` entries are written.
-        let rc = unsafe { poll(cq.ptr(), count(room), self.wcs.as_mut_ptr()) };
-        match usize::try_from(rc) {
-            Ok(n) => Ok(&self.wcs[..n.min(room)]),
-            Err(_) if rc == -1 => Err(last_errno()),
-            Err(_) => Err(rc.checked_abs().unwrap_or(errno::EIO)),
-        }
-    }
+        // SAFETY: O1, O4: at most as many entries are written as there are.
+        let rc = unsafe { poll(cq.ptr(), count(wcs.len()), wcs.as_mut_ptr()) };
+        let Ok(n) = usize::try_from(rc) else { return Err(refused(rc)) };
+        let got = wcs.get(..n).unwrap_or(wcs);
+        got.iter().for_each(take);
+        Ok(got.len())
+    })
 }
 
 /// One WC as the engine takes it.
 ///
 /// `kernel_flags` says that the provider hands the kernel's flag word through, where the bit for an
 /// invalidated key is another one (rdma_rxe).
+#[inline]
 pub(super) fn completion(wc: &ibv_wc, kernel_flags: bool) -> Wc {
     let (wr_id, qp) = (WrId(wc.wr_id()), QpId(wc.qp_num));
     if let Some((status, vendor_err)) = wc.error() {
@@ -241,9 +244,11 @@ pub(super) fn completion(wc: &ibv_wc, kernel_flags: bool) -> Wc {
     let received = wc.opcode() & ffi::ibv_wc_opcode::IBV_WC_RECV != 0;
     let byte_len = u32::try_from(wc.len()).unwrap_or(u32::MAX);
     let flags = wc.wc_flags.0;
-    let with_inv = flags & ffi::ibv_wc_flags::IBV_WC_WITH_INV.0 != 0
-        || (kernel_flags && flags & KERNEL_WITH_INV != 0);
-    let invalidated = (received && with_inv).then(|| Rkey::from_bits(wc.imm_data));
+    let with_inv = || {
+        flags & ffi::ibv_wc_flags::IBV_WC_WITH_INV.0 != 0
+            || (kernel_flags && flags & KERNEL_WITH_INV != 0)
+    };
+    let invalidated = (received && with_inv()).then(|| Rkey::from_bits(wc.imm_data));
     Wc::Success(WcSuccess { wr_id, qp, byte_len, invalidated })
 }
 
@@ -273,17 +278,24 @@ fn position<T>(first: *mut T, bad: *mut T, n: usize) -> Option<usize> {
 }
 
 /// The outcome of a post of `n` WRs.
+#[inline]
 pub(super) fn refusal(verb: Verb, rc: i32, bad: Option<usize>, n: usize) -> Result<(), PostError> {
-    let errno = match rc {
-        0 => return Ok(()),
-        -1 => last_errno(),
-        n => n.checked_abs().unwrap_or(errno::EIO),
-    };
-    Err(match bad {
+    if rc == 0 { Ok(()) } else { Err(refused_post(verb, refused(rc), bad, n)) }
+}
+
+#[cold]
+fn refused_post(verb: Verb, errno: i32, bad: Option<usize>, n: usize) -> PostError {
+    match bad {
         Some(posted) => PostError { posted, cause: DeviceError::new(verb, errno) },
         // Nobody knows which were taken. All may run; the error says that nothing can be retried.
         None => PostError { posted: n, cause: DeviceError::new(verb, errno::EIO) },
-    })
+    }
+}
+
+/// The errno in a return code that is not 0.
+#[cold]
+fn refused(rc: i32) -> i32 {
+    if rc == -1 { last_errno() } else { rc.checked_abs().unwrap_or(errno::EIO) }
 }
 
 /// SGEs and chains are bounded by queue depths, far below 2^31.

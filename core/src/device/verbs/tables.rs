@@ -13,11 +13,62 @@ use std::sync::{Arc, Weak};
 pub(super) struct Tables {
     // Dropped in this order: windows before their QPs, everything before its PD.
     pub(super) windows: Windows,
-    pub(super) qps: BTreeMap<u32, Arc<Qp>>,
+    pub(super) qps: Numbered<Qp>,
     pub(super) mrs: Ids<Mr>,
     pub(super) cqs: Ids<Cq>,
     pub(super) pds: Ids<Pd>,
     pub(super) memories: Memories,
+}
+
+/// Objects of one kind under numbers that the device gave them.
+pub(super) struct Numbered<T> {
+    /// In the order of their numbers.
+    all: Vec<(u32, Arc<T>)>,
+    /// Where the one stands that was asked for last, which mostly is the next one asked for.
+    last: usize,
+}
+
+impl<T> Default for Numbered<T> {
+    fn default() -> Numbered<T> {
+        Numbered { all: vec![], last: 0 }
+    }
+}
+
+impl<T> Numbered<T> {
+    #[inline]
+    pub(super) fn get(&mut self, num: u32) -> Option<&Arc<T>> {
+        if self.all.get(self.last).is_none_or(|(n, _)| *n != num) {
+            self.last = self.place(num).ok()?;
+        }
+        self.all.get(self.last).map(|(_, object)| object)
+    }
+
+    /// Where it stands, or would.
+    #[inline(never)]
+    fn place(&self, num: u32) -> Result<usize, usize> {
+        self.all.binary_search_by_key(&num, |(n, _)| *n)
+    }
+
+    /// In the place of the one that had the number, if any.
+    pub(super) fn insert(&mut self, num: u32, object: Arc<T>) {
+        match self.place(num) {
+            Ok(at) => self.all[at].1 = object,
+            Err(at) => self.all.insert(at, (num, object)),
+        }
+    }
+
+    pub(super) fn remove(&mut self, num: u32) -> Option<Arc<T>> {
+        let at = self.place(num).ok()?;
+        Some(self.all.remove(at).1)
+    }
+
+    pub(super) fn values(&self) -> impl Iterator<Item = &Arc<T>> {
+        self.all.iter().map(|(_, object)| object)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.all.len()
+    }
 }
 
 /// All memory that the device has ever been lent and that still exists, by the address of its first
@@ -89,6 +140,7 @@ impl<T> Ids<T> {
         Ok(id)
     }
 
+    #[inline]
     pub(super) fn get(&self, id: u32) -> Option<&Arc<T>> {
         self.all.get(id as usize)?.as_ref()
     }
@@ -139,6 +191,29 @@ impl<T> Ids<T> {
 mod tests {
     use super::*;
     use crate::mem::{DmaBuf, Fenced};
+
+    #[test]
+    fn an_object_is_found_by_its_number_whichever_was_asked_for_before() {
+        let mut all = Numbered::default();
+        for num in [7, 3, 0xff_ffff, 5] {
+            all.insert(num, Arc::new(num));
+        }
+        for before in [3, 5, 7, 9, 0xff_ffff] {
+            for num in 0..9 {
+                all.get(before);
+                assert_eq!(all.get(num).map(|n| **n), [3, 5, 7].contains(&num).then_some(num));
+            }
+        }
+        assert!(all.get(5).is_some());
+        assert!(all.remove(3).is_some_and(|n| *n == 3) && all.remove(3).is_none());
+        assert_eq!(all.get(5).map(|n| **n), Some(5), "it has moved");
+        assert!(all.remove(5).is_some() && all.get(5).is_none());
+        all.get(0xff_ffff);
+        assert!(all.remove(0xff_ffff).is_some() && all.get(0xff_ffff).is_none());
+        all.insert(7, Arc::new(8));
+        assert_eq!((all.get(7).map(|n| **n), all.len()), (Some(8), 1));
+        assert_eq!(all.values().map(|n| **n).collect::<Vec<_>>(), [8]);
+    }
 
     #[test]
     fn an_object_in_use_is_busy_and_keeps_its_id() {

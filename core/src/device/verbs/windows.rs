@@ -37,7 +37,7 @@ unsafe impl Send for Window {}
 
 /// What is known of a window without asking the device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Binding {
+pub(super) struct Binding {
     key: Rkey,
     /// Onto what it was bound last.
     onto: MrId,
@@ -51,6 +51,12 @@ struct Binding {
 impl Binding {
     const fn free(key: Rkey) -> Binding {
         Binding { key, onto: MrId(0), bound_on: NOWHERE, last_on: NOWHERE }
+    }
+
+    /// A bind that was posted on this QP.
+    #[inline]
+    pub(super) fn bound(key: Rkey, onto: MrId, qp: QpId) -> Binding {
+        Binding { key, onto, bound_on: qp, last_on: qp }
     }
 }
 
@@ -78,10 +84,12 @@ impl Window {
         Rkey::from_bits(unsafe { (*self.handle).rkey })
     }
 
-    /// Stores the key of an accepted bind in the handle, which the library leaves to its caller.
+    /// Stores the key of an accepted bind, also in the handle, which the library leaves to its
+    /// caller.
     #[inline]
-    fn set_key(&self, key: Rkey) {
+    fn set_key(&mut self, key: Rkey) {
         debug_assert!(self.id != NOBODY);
+        self.binding.key = key;
         // SAFETY: O1, O5: called for windows that are in the table.
         unsafe { (*self.handle).rkey = key.to_bits() };
     }
@@ -153,7 +161,7 @@ impl Windows {
             return None;
         }
         self.changed.push(Change { place: i, index: mw.0, bind: true, before: w.binding });
-        w.binding = Binding { key, onto, bound_on: qp, last_on: qp };
+        w.binding = Binding::bound(key, onto, qp);
         self.binds = true;
         Some(w.handle)
     }
@@ -176,21 +184,25 @@ impl Windows {
     #[inline]
     pub(super) fn begin_direct(&mut self, wrs: usize) {
         if self.before.len() < wrs {
-            self.before.resize(wrs, Binding::free(Rkey::from_bits(0)));
+            self.make_room(wrs);
         }
+    }
+
+    #[cold]
+    fn make_room(&mut self, wrs: usize) {
+        self.before.resize(wrs, Binding::free(Rkey::from_bits(0)));
     }
 
     /// As [`bind`](Windows::bind) for the windows at the front of a run, the first of which stands
     /// at place `from` of the chain: those of one page, up to the first that cannot be bound.
-    /// Returns how many. `put` puts each straight into the queue: its handle has the new key from
+    /// Returns how many. `bound` is what they are then but for the key. `put` puts each straight into the queue: its handle has the new key from
     /// then on, so a chain may bind it again.
     #[inline]
     pub(super) fn bind_run(
         &mut self,
         from: usize,
         segments: &[Segment],
-        qp: QpId,
-        onto: MrId,
+        bound: &Binding,
         mut put: impl FnMut(*mut ibv_mw, &Segment),
     ) -> usize {
         let Some(&Segment { rkey: first, .. }) = segments.first() else { return 0 };
@@ -204,8 +216,7 @@ impl Windows {
             if w.id != key.index() {
                 return i;
             }
-            *before = w.binding;
-            w.binding = Binding { key, onto, bound_on: qp, last_on: qp };
+            *before = std::mem::replace(&mut w.binding, *bound);
             put(w.handle, seg);
             w.set_key(key);
         }
