@@ -100,9 +100,9 @@ pub(super) fn post_windows(
         let put = match run.bind {
             Some(bind) => parent(bind.mr).map_or(0, |mr| {
                 let mw_access_flags = bind.access.bits();
-                let mut info = ffi::ibv_mw_bind_info { mr, mw_access_flags, addr: 0, length: 0 };
+                let info = ffi::ibv_mw_bind_info { mr, mw_access_flags, addr: 0, length: 0 };
                 let bound = Binding::bound(Rkey::from_bits(0), bind.mr, qp);
-                section.put_binds(windows, posted, &run, &mut info, &bound)
+                section.put_binds(windows, posted, &run, &mut Binds { info, bound })
             }),
             None => section.put_invalidations(windows, &run, qp),
         };
@@ -135,17 +135,24 @@ struct Section<'a> {
     open: bool,
 }
 
+/// What the binds of a run have in common.
+struct Binds {
+    /// All but address and length.
+    info: ffi::ibv_mw_bind_info,
+    /// All but the key.
+    bound: Binding,
+}
+
 impl Section<'_> {
     /// Puts the binds of a run in, up to one that must not be; returns how many. The first stands
-    /// at place `from` of the chain. `info` and `bound` say what they have in common.
+    /// at place `from` of the chain.
     #[inline(never)] // Its loop needs every register.
     fn put_binds(
         &self,
         windows: &mut Windows,
         from: usize,
         run: &WindowRun<'_>,
-        info: &mut ffi::ibv_mw_bind_info,
-        bound: &Binding,
+        Binds { info, bound }: &mut Binds,
     ) -> usize {
         let (call, qp) = (self.of.bind, self.qp);
         let mut done = 0;

@@ -195,8 +195,8 @@ impl Windows {
 
     /// As [`bind`](Windows::bind) for the windows at the front of a run, the first of which stands
     /// at place `from` of the chain: those of one page, up to the first that cannot be bound.
-    /// Returns how many. `bound` is what they are then but for the key. `put` puts each straight into the queue: its handle has the new key from
-    /// then on, so a chain may bind it again.
+    /// Returns how many. `bound` is what they are then but for the key. `put` puts each straight
+    /// into the queue: its handle has the new key from then on, so a chain may bind it again.
     #[inline]
     pub(super) fn bind_run(
         &mut self,
@@ -209,14 +209,15 @@ impl Windows {
         let Some(page) = self.states.page_mut(page_of(first)) else { return 0 };
         let before = self.before.get_mut(from..).unwrap_or(&mut []);
         let all = segments.len().min(before.len());
-        for (i, (seg, before)) in segments.iter().zip(before).enumerate() {
+        for (seg, before) in segments.iter().zip(before) {
             let key = seg.rkey;
             let w = &mut page[place_of(key)];
             // The whole index, so also a window of this page.
             if w.id != key.index() {
-                return i;
+                return place_in(segments, seg);
             }
-            *before = std::mem::replace(&mut w.binding, *bound);
+            *before = w.binding;
+            w.binding = *bound;
             put(w.handle, seg);
             w.set_key(key);
         }
@@ -235,11 +236,12 @@ impl Windows {
     ) -> usize {
         let Some(first) = segments.first() else { return 0 };
         let Some(page) = self.states.page_mut(page_of(first.rkey)) else { return 0 };
-        for (i, &Segment { rkey, .. }) in segments.iter().enumerate() {
+        for seg in segments {
+            let rkey = seg.rkey;
             let w = &mut page[place_of(rkey)];
             // Bound, with this whole key: so also a window of this page.
             if !w.may_invalidate(rkey, qp) {
-                return i;
+                return place_in(segments, seg);
             }
             w.binding.bound_on = NOWHERE;
             put(rkey);
@@ -312,6 +314,14 @@ impl Removed {
     pub(super) fn end(&mut self) -> Result<(), i32> {
         self.object.end()
     }
+}
+
+/// Where one of these segments stands among them. By its address, which saves the loops that ask
+/// for it a register.
+#[cold]
+#[inline(never)]
+fn place_in(all: &[Segment], one: &Segment) -> usize {
+    (ptr::from_ref(one).addr() - all.as_ptr().addr()) / size_of::<Segment>()
 }
 
 /// The window of each key index, in pages of which only those in use exist.
