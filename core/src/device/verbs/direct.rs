@@ -5,8 +5,8 @@
 use super::context::{Context, Object};
 use super::post::refusal;
 use super::windows::{Binding, Windows};
-use crate::device::{DeviceError, PostError, Verb, WindowRun, Wr, WrChain, errno};
-use crate::types::{MrId, QpId, Rkey, Segment};
+use crate::device::{DeviceError, PostError, Verb, Wr, WrChain, errno};
+use crate::types::{MrId, QpId, Rkey, Segment, WrId};
 use ibverbs_sys as ffi;
 use std::mem::offset_of;
 use std::ptr;
@@ -70,11 +70,11 @@ impl Direct {
 
     /// Begins a section.
     #[inline]
-    fn start(&self) -> Section<'_> {
+    fn start<'a>(&'a self, windows: &'a mut Windows) -> Section<'a> {
         let qp = self.qp.ptr();
         // SAFETY: O1, O8.
         unsafe { (self.start)(qp) };
-        Section { of: self, qp, open: true }
+        Section { of: self, windows, qp, open: true }
     }
 }
 
@@ -85,6 +85,7 @@ impl Direct {
 /// # Errors
 /// A WR that must not be posted: nothing was. Whatever else the provider refuses counts as posted
 /// whole, for it does not tell a full queue from a doorbell that it could not ring.
+#[inline(always)] // Called once.
 pub(super) fn post_windows(
     direct: &Direct,
     qp: QpId,
@@ -93,22 +94,23 @@ pub(super) fn post_windows(
     parent: impl Fn(MrId) -> Option<*mut ffi::ibv_mr>,
 ) -> Option<Result<(), PostError>> {
     let runs = chain.only_runs()?;
-    let section = direct.start();
     windows.begin_direct(chain.len());
+    let mut section = direct.start(windows);
     let mut posted = 0;
     for run in runs {
+        section.name(run.first);
         let put = match run.bind {
             Some(bind) => parent(bind.mr).map_or(0, |mr| {
                 let mw_access_flags = bind.access.bits();
                 let info = ffi::ibv_mw_bind_info { mr, mw_access_flags, addr: 0, length: 0 };
                 let bound = Binding::bound(Rkey::from_bits(0), bind.mr, qp);
-                section.put_binds(windows, posted, &run, &mut Binds { info, bound })
+                section.put_binds(posted, run.segments, run.signaled, &mut Binds { info, bound })
             }),
-            None => section.put_invalidations(windows, &run, qp),
+            None => section.put_invalidations(run.segments, run.signaled, qp),
         };
         posted += put;
         if put < run.segments.len() {
-            return Some(Err(undo(chain, posted, windows)));
+            return Some(Err(undo(chain, posted, section.windows)));
         }
     }
     Some(refusal(Verb::PostSend, section.complete(), None, posted))
@@ -131,6 +133,7 @@ pub(super) fn not_posted(errno: i32) -> PostError {
 /// WRs that are posted together. Dropped, none of them is.
 struct Section<'a> {
     of: &'a Direct,
+    windows: &'a mut Windows,
     qp: *mut ffi::ibv_qp_ex,
     open: bool,
 }
@@ -148,24 +151,23 @@ impl Section<'_> {
     /// at place `from` of the chain.
     #[inline(never)] // Its loop needs every register.
     fn put_binds(
-        &self,
-        windows: &mut Windows,
+        &mut self,
         from: usize,
-        run: &WindowRun<'_>,
+        all: &[Segment],
+        signaled: bool,
         Binds { info, bound }: &mut Binds,
     ) -> usize {
         let (call, qp) = (self.of.bind, self.qp);
         let mut done = 0;
-        self.begin_run(run);
-        while let Some(part) = self.part(run, done) {
+        while let Some(part) = self.part(all, signaled, done) {
             let put = |window, segment: &Segment| {
-                self.next_id();
+                next_id(qp);
                 info.addr = segment.addr;
                 info.length = segment.len;
                 // SAFETY: O1, O4, O5, O8.
                 unsafe { call(qp, window, segment.rkey.to_bits(), info) };
             };
-            match windows.bind_run(from + done, part, bound, put) {
+            match self.windows.bind_run(from + done, part, bound, put) {
                 0 => break,
                 n => done += n,
             }
@@ -174,18 +176,17 @@ impl Section<'_> {
     }
 
     /// Puts the invalidations of a run in, up to one that must not be; returns how many.
-    #[inline(never)]
-    fn put_invalidations(&self, windows: &mut Windows, run: &WindowRun<'_>, on: QpId) -> usize {
+    #[inline(always)] // Called once.
+    fn put_invalidations(&mut self, all: &[Segment], signaled: bool, on: QpId) -> usize {
         let (call, qp) = (self.of.invalidate, self.qp);
         let mut done = 0;
-        self.begin_run(run);
-        while let Some(part) = self.part(run, done) {
+        while let Some(part) = self.part(all, signaled, done) {
             let put = |key: Rkey| {
-                self.next_id();
+                next_id(qp);
                 // SAFETY: O1, O8.
                 unsafe { call(qp, key.to_bits()) };
             };
-            match windows.invalidate_run(part, on, put) {
+            match self.windows.invalidate_run(part, on, put) {
                 0 => break,
                 n => done += n,
             }
@@ -193,27 +194,24 @@ impl Section<'_> {
         done
     }
 
-    /// Sets the cookie, so that the next one is that of the first WR of the run.
+    /// Sets the cookie of the WR that [`next_id`] comes before.
     #[inline]
-    fn begin_run(&self, run: &WindowRun<'_>) {
+    fn name(&self, first: WrId) {
         // SAFETY: O1, O8: the provider reads this in the calls that follow, of this section.
-        unsafe { (*self.qp).wr_id = run.first.0.wrapping_sub(1) };
-    }
-
-    /// Sets the cookie of the next WR: one more than that of the last.
-    #[inline]
-    fn next_id(&self) {
-        // SAFETY: O1, O8: as above. It is the caller's to write; the provider only reads it.
-        let id = unsafe { &mut (*self.qp).wr_id };
-        *id = id.wrapping_add(1);
+        unsafe { (*self.qp).wr_id = first.0.wrapping_sub(1) };
     }
 
     /// The WRs of a run from this place on that have the same flags, which it sets; `None` if there
-    /// is none.
+    /// is none. The last one of all is `last_signaled`.
     #[inline]
-    fn part<'r>(&self, run: &WindowRun<'r>, place: usize) -> Option<&'r [Segment]> {
-        let rest = run.segments.get(place..).filter(|rest| !rest.is_empty())?;
-        let plain = rest.len() - usize::from(run.signaled);
+    fn part<'r>(
+        &self,
+        all: &'r [Segment],
+        last_signaled: bool,
+        place: usize,
+    ) -> Option<&'r [Segment]> {
+        let rest = all.get(place..).filter(|rest| !rest.is_empty())?;
+        let plain = rest.len() - usize::from(last_signaled);
         let signaled = ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
         let (flags, part) =
             if plain == 0 { (signaled, rest) } else { (0, rest.get(..plain).unwrap_or(rest)) };
@@ -229,6 +227,14 @@ impl Section<'_> {
         // SAFETY: O1, O8.
         unsafe { (self.of.complete)(self.qp) }
     }
+}
+
+/// Before each WR of a run: its cookie is one more than that of the last.
+#[inline]
+fn next_id(qp: *mut ffi::ibv_qp_ex) {
+    // SAFETY: O1, O8: within a section. It is the caller's to write; the provider only reads it.
+    let id = unsafe { &mut (*qp).wr_id };
+    *id = id.wrapping_add(1);
 }
 
 impl Drop for Section<'_> {
@@ -272,8 +278,8 @@ fn create_call(context: &Context) -> Option<Create> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::{Bind, WrOp};
-    use crate::types::{Access, DmaAddr, Epoch, Grant, MwId, WrId};
+    use crate::device::{Bind, WindowRun, WrOp};
+    use crate::types::{Access, DmaAddr, Epoch, Grant, MwId};
     use proptest::prelude::*;
     use std::cell::RefCell;
     use std::collections::BTreeMap;
