@@ -28,8 +28,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// Made by [`VerbsDevice::open`]. Objects that are not ended when the last handle goes are ended
 /// then, windows first.
 /// # Cost
-/// Posts with a bind or an invalidation in them take one lock for the device, other posts and polls
-/// one for the queue.
+/// Posts with a bind or an invalidation in them hold one lock for the device, other posts one for
+/// the queue. Those and polls find their queue under the former, and polls hold none.
 #[derive(Clone)]
 pub struct VerbsDevice {
     inner: Arc<Inner>,
