@@ -86,7 +86,7 @@ fn turn(
     exposed: &mut Vec<Exposed>,
     mut done: impl FnMut(usize),
 ) {
-    for list in buffers.drain(..) {
+    while let Some(list) = buffers.pop() {
         exposed.push(owner.expose(list, Grant::PeerWrites).unwrap());
     }
     done(0);
@@ -94,10 +94,12 @@ fn turn(
     done(1);
     owner.revoke_all(&*exposed, NoReply::Unmarked).unwrap();
     done(2);
-    for e in exposed.drain(..) {
-        while owner.exposure_state(&e).unwrap() != ExposureState::Fenced {
-            owner.poll(Tick(0)).unwrap();
-        }
+    // The last one is fenced last.
+    owner.poll(Tick(0)).unwrap();
+    while exposed.last().is_some_and(|e| owner.exposure_state(e) != Ok(ExposureState::Fenced)) {
+        owner.poll(Tick(0)).unwrap();
+    }
+    while let Some(e) = exposed.pop() {
         buffers.push(owner.reclaim(e).unwrap());
     }
     done(3);

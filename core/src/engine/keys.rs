@@ -112,14 +112,14 @@ struct Steps(Vec<Step>);
 impl Steps {
     const FREE: Step = Step { owner: Owner::NOBODY, state: KeyState::Dead, keys: 0, worn: false };
 
-    /// An exposure that has no key yet will have keys in step.
+    /// That many keys are staged in step for an exposure that had none.
     #[inline]
-    fn begin(&mut self, owner: Owner) {
+    fn begin(&mut self, owner: Owner, keys: usize, worn: bool) {
         if owner.slot() >= self.0.len() {
             self.grow(owner);
         }
         if let Some(step) = self.0.get_mut(owner.slot()) {
-            *step = Step { owner, state: KeyState::Staged, keys: 0, worn: false };
+            *step = Step { owner, state: KeyState::Staged, keys, worn };
         }
     }
 
@@ -172,6 +172,12 @@ impl Region {
     #[inline]
     fn is_used_up(&self) -> bool {
         self.turn == self.last_turn && !mutant!("D-11")
+    }
+
+    /// Whether it is a window whose key is proven dead (rule 2), by itself.
+    fn is_idle_window(&self) -> bool {
+        let dead = self.state == KeyState::Dead || mutant!("D-09");
+        dead && matches!(self.kind, RegionKind::Window { .. })
     }
 
     /// The key of the next registration.
@@ -394,54 +400,56 @@ impl KeyTable {
         Some(Staging { r, inv_slots: &mut self.inv_slots })
     }
 
-    /// An exposure that has no key yet will have keys in step.
-    #[inline]
-    pub(crate) fn begin_step(&mut self, of: ExposureId) {
-        self.steps.begin(Owner::of(of));
-    }
-
-    /// Dead → Staged, with a new tag each, of windows that are in step with the others of this
-    /// exposure, for which [`begin_step`](KeyTable::begin_step) was called. Returns how many from
-    /// the first on: all, or those before the first that is no window, or whose key is not proven
-    /// dead, or has no tag left.
+    /// Dead → Staged, with a new tag each, of windows that will be in step with the others of this
+    /// exposure: [`staged_in_step`](KeyTable::staged_in_step) must follow when all are staged.
+    /// Returns how many were from the first on, all, or those before the first that is no window,
+    /// or whose key is not proven dead, or has no tag left; and whether one has none left now.
     #[inline(never)]
     pub(crate) fn stage_in_step(
         &mut self,
         to: ExposureId,
         windows: &[RegionId],
         names: &mut [KeyName],
-    ) -> usize {
+    ) -> (usize, bool) {
         // Most of them were of one exposure before.
-        let (mut staged, mut least_left, mut dead_of) = (0, u32::MAX, Owner::NOBODY);
+        let (mut staged, mut worn, mut dead_of) = (0, false, Owner::NOBODY);
         let owner = Owner::of(to);
         for (&region, name) in windows.iter().zip(names) {
             let Some(r) = self.regions.get_mut(region) else { break };
-            let RegionKind::Window { .. } = r.kind else { break };
+            // Only windows are ever in step.
             if r.in_step {
                 if r.owner != dead_of {
+                    if r.owner == owner {
+                        break;
+                    }
                     if self.steps.state(r.owner) != KeyState::Dead && !mutant!("D-09") {
                         break;
                     }
                     dead_of = r.owner;
                 }
-            } else if r.state != KeyState::Dead && !mutant!("D-09") {
+            } else if !r.is_idle_window() {
                 break;
             }
             if r.is_used_up() {
                 break;
             }
             r.next_key();
-            least_left = least_left.min(r.last_turn.wrapping_sub(r.turn));
+            if r.turn == r.last_turn {
+                worn = true;
+            }
             (r.in_step, r.owner) = (true, owner);
             *name = KeyName { region, rkey: r.rkey, turn: r.turn };
             staged += 1;
         }
-        if let Some(step) = self.steps.get_mut(owner) {
-            step.keys += staged;
-            step.worn |= least_left == 0;
-        }
-        self.inv_slots += if mutant!("rule-7") { 0 } else { staged };
-        staged
+        (staged, worn)
+    }
+
+    /// So many windows were staged in step for an exposure that had no key yet; whether any of them
+    /// has no tag left.
+    #[inline]
+    pub(crate) fn staged_in_step(&mut self, of: ExposureId, keys: usize, worn: bool) {
+        self.steps.begin(Owner::of(of), keys, worn);
+        self.inv_slots += if mutant!("rule-7") { 0 } else { keys };
     }
 
     /// The state of the keys of an exposure, if exactly that many, at least one, are in step.

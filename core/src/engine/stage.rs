@@ -124,8 +124,7 @@ impl<D: Device> Engine<D> {
             return false;
         }
         let (grant, epoch) = (*grant, self.epoch);
-        self.keys.begin_step(id);
-        let (mut staged, mut found) = (0, 0);
+        let (mut staged, mut found, mut worn) = (0, 0, false);
         for (pieces, lent) in buffers.of_each().zip(&*lent) {
             if lent.local(&self.domain.queue).is_none() {
                 break;
@@ -134,8 +133,8 @@ impl<D: Device> Engine<D> {
             let Some(each) = each.get(of_buffer.clone()) else { break };
             let Some(names) = names.get_mut(of_buffer.clone()) else { break };
             let Some(segments) = segments.get_mut(of_buffer) else { break };
-            let more = self.keys.stage_in_step(id, each, names);
-            staged += more;
+            let (more, last_tag) = self.keys.stage_in_step(id, each, names);
+            (staged, worn) = (staged + more, worn | last_tag);
             if more < each.len() {
                 break;
             }
@@ -146,6 +145,7 @@ impl<D: Device> Engine<D> {
             }
             found += 1;
         }
+        self.keys.staged_in_step(id, staged, worn);
         if staged < count {
             for &region in each.iter().take(staged) {
                 self.keys.kill(region, Rule::NeverPosted);
@@ -329,11 +329,12 @@ impl<D: Device> Engine<D> {
         }
         // One remote right and no local one: that is the parent's.
         let access = e.grant.access() & Access::REMOTE;
-        let mut at = 0;
+        let (mut at, all) = (0, count);
         for (pieces, lent) in e.buffers.of_each().zip(&e.lent) {
             let end = at + pieces.len();
-            let bind = lent.parent().map(|mr| Bind { mr, access });
-            debug_assert!(bind.is_some(), "a window was staged without its parent");
+            // Every buffer had one when its windows were staged.
+            let Some(mr) = lent.parent() else { break };
+            let bind = Some(Bind { mr, access });
             while at < end {
                 let Run { first, count, signaled } =
                     self.ring.push_run(RingOp::Reg(id, at as u32), end - at);
@@ -344,6 +345,9 @@ impl<D: Device> Engine<D> {
                 self.keys.grant_in_step(id, first, names);
                 at += count;
             }
+        }
+        if at < all {
+            self.chain_single(id);
         }
     }
 

@@ -283,11 +283,21 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         if all && self.eng.keys.all_in_step(id, count) == Some(KeyState::Invalidating) {
             let names = e.names.get(..count).unwrap_or_default();
             let worn = self.eng.keys.invalidated_in_step(id, names);
-            self.eng.events.push_run(&e.regions, Event::Invalidated);
+            // At once, if there is nothing that it must hear before.
+            let mut told = Ok(());
+            if self.eng.events.is_empty() {
+                told = self.strategy.on_events(&e.regions, Event::Invalidated);
+            } else {
+                self.eng.events.push_run(&e.regions, Event::Invalidated);
+            }
             if worn {
                 self.eng.renew_worn(id);
             }
-            return self.eng.release(id, count);
+            self.eng.release(id, count);
+            if let Err(p) = told {
+                self.poison(DownCause::Strategy(p));
+            }
+            return;
         }
         self.invalidated_singly(id, from, count);
     }
