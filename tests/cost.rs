@@ -16,7 +16,7 @@ use memreg_strategies::{Fmr, Frwr, Strategy};
 /// one MR too.
 const EACH: usize = 16;
 const PAGE: usize = 4096;
-/// More than the ledger holds, in chains of 16.
+/// Makes the local MRs and fills the pools.
 const WARM_UP: usize = 100;
 
 type Side = Transport<SimDevice, Strategy>;

@@ -134,6 +134,12 @@ impl Rkey {
     pub const fn next_tag(self) -> Rkey {
         Rkey((self.0 & !0xff) | (self.tag().wrapping_add(1) as u32))
     }
+
+    /// The key that this one is the next of.
+    #[must_use]
+    pub(crate) const fn last_tag(self) -> Rkey {
+        Rkey((self.0 & !0xff) | (self.tag().wrapping_sub(1) as u32))
+    }
 }
 
 impl fmt::Debug for Rkey {

@@ -238,6 +238,27 @@ fn d_11_no_key_comes_a_second_time() {
     }
 }
 
+/// The first window of the list is staged, then the second buffer turns out to have no parent yet,
+/// and both are staged again.
+#[test]
+fn d_11_what_is_staged_at_the_second_attempt_uses_up_one_tag() {
+    let mut rig = Rig::new(Frwr::default(), windows(), Ask { credits: 1, ..Ask::default() });
+    let mut registered = DmaBuf::new(64).unwrap();
+    for round in 0..600u32 {
+        let list = [registered, DmaBuf::new(64).unwrap()].map(|buf| (buf, 0..64));
+        let e = rig.owner.expose(list.into_iter().collect::<Buffers>(), Grant::PeerReads);
+        let e = e.unwrap_or_else(|e| panic!("round {round}: {}", e.why));
+        rig.owner.flush().unwrap();
+        rig.owner.revoke(&e, NoReply::Unmarked).unwrap();
+        rig.settle();
+        registered = rig.owner.reclaim(e).unwrap().into_first().unwrap();
+        rig.trace.take();
+    }
+    // 1200 registrations of four windows.
+    assert_eq!(rig.owner.stats().renewals, 4);
+    rig.assert_clean();
+}
+
 #[test]
 fn d_11_a_region_that_is_not_renewed_is_set_aside() {
     for verb in [Verb::AllocMr, Verb::DeregMr] {

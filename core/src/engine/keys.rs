@@ -189,6 +189,14 @@ impl Region {
         self.turn = self.turn.wrapping_add(1);
     }
 
+    /// Takes `next_key` back: nobody has seen the key, so it will be the next one again.
+    fn last_key(&mut self) {
+        if !mutant!("tag") {
+            self.rkey = self.rkey.last_tag();
+        }
+        self.turn = self.turn.wrapping_sub(1);
+    }
+
     /// Whether a fence of this region would take a send-queue slot.
     #[inline]
     fn needs_inv_slot(&self) -> bool {
@@ -401,7 +409,8 @@ impl KeyTable {
     }
 
     /// Dead → Staged, with a new tag each, of windows that will be in step with the others of this
-    /// exposure: [`staged_in_step`](KeyTable::staged_in_step) must follow when all are staged.
+    /// exposure: [`staged_in_step`](KeyTable::staged_in_step) must follow when all are staged,
+    /// or [`unstage_in_step`](KeyTable::unstage_in_step).
     /// Returns how many were from the first on, all, or those before the first that is no window,
     /// or whose key is not proven dead, or has no tag left; and whether one has none left now.
     #[inline(never)]
@@ -442,6 +451,17 @@ impl KeyTable {
             staged += 1;
         }
         (staged, worn)
+    }
+
+    /// Staged → Dead, as if `stage_in_step` had never been: it used up no tag.
+    #[cold]
+    pub(crate) fn unstage_in_step(&mut self, windows: &[RegionId]) {
+        for &region in windows {
+            if let Some(r) = self.regions.get_mut(region) {
+                r.last_key();
+                (r.in_step, r.state, r.owner) = (false, KeyState::Dead, Owner::NOBODY);
+            }
+        }
     }
 
     /// So many windows were staged in step for an exposure that had no key yet; whether any of them

@@ -145,13 +145,11 @@ impl<D: Device> Engine<D> {
             }
             found += 1;
         }
-        self.keys.staged_in_step(id, staged, worn);
         if staged < count {
-            for &region in each.iter().take(staged) {
-                self.keys.kill(region, Rule::NeverPosted);
-            }
+            self.keys.unstage_in_step(each.get(..staged).unwrap_or_default());
             return false;
         }
+        self.keys.staged_in_step(id, staged, worn);
         regions.extend_from_slice(each);
         e.open += count;
         e.staged += count;
