@@ -1,13 +1,13 @@
 //! Strategies that break their contract: it costs their connection, and never a byte.
 
 use super::rig::Rig;
-use memreg_core::device::{Caps, DeviceError, FastMrKind, WcStatus};
+use memreg_core::device::{Caps, DeviceError, FastMrKind, WcStatus, errno};
 use memreg_core::memreg::{
     Control, Event, MapError, MemReg, Poison, RegionId, Reject, SegList, Wish, WrBatch,
 };
 use memreg_core::sizing::{Ask, Limits, SizeError};
 use memreg_core::transport::error::Refusal;
-use memreg_core::transport::{Buffers, NoReply};
+use memreg_core::transport::{Buffers, KeyEvent, LedgerEntry, LedgerEvent, NoReply};
 use memreg_core::types::Grant;
 use memreg_core::{Disposition, DmaBuf};
 use memreg_strategies::Frwr;
@@ -27,6 +27,7 @@ enum Lie {
     RegisterEachInUnmap,
     RevokeAllAndDereg,
     GiveUp,
+    GiveUpWhenTold,
     MapNothing,
     MapHalf,
     MapTwice,
@@ -51,11 +52,13 @@ struct Liar {
     /// A region of the first exposure.
     first: Option<RegionId>,
     armed: bool,
+    /// Regions that it has heard are dead.
+    dead: usize,
 }
 
 impl Liar {
     fn new(lie: Lie) -> Liar {
-        Liar { honest: Frwr::default(), lie, first: None, armed: false }
+        Liar { honest: Frwr::default(), lie, first: None, armed: false, dead: 0 }
     }
 }
 
@@ -180,7 +183,10 @@ impl MemReg for Liar {
     }
 
     fn on_events(&mut self, regions: &[RegionId], event: Event) -> Result<(), Poison> {
-        self.honest.on_events(regions, event)
+        self.honest.on_events(regions, event)?;
+        self.dead += if event == Event::Invalidated { regions.len() } else { 0 };
+        let enough = self.lie == Lie::GiveUpWhenTold && self.dead > 6;
+        if enough { Err(Poison("it has heard enough")) } else { Ok(()) }
     }
 
     fn recover(&mut self, ctl: &mut dyn Control, budget: usize) -> Result<usize, DeviceError> {
@@ -271,6 +277,36 @@ fn rule_6_a_lie_about_one_of_many_still_posts_what_was_honest() {
         assert_eq!(rig.owner.reclaim(e).unwrap().count(), count);
     }
     rig.assert_clean();
+}
+
+/// It gives up on the first of several exposures that one completion proves dead, and the sentinel
+/// cannot be posted: what is behind is believed all the same.
+#[test]
+fn giving_up_on_an_event_takes_no_proof_from_the_others() {
+    for (caps, refused) in devices().into_iter().flat_map(|c| [(c.clone(), false), (c, true)]) {
+        let mut rig = Rig::new(Liar::new(Lie::GiveUpWhenTold), caps, Ask::default());
+        let mut lists = vec![two_regions(), two_regions(), two_regions()];
+        // The second time all regions of an exposure are granted and revoked in one step.
+        for again in [false, true] {
+            let all = lists.drain(..).map(|l| rig.owner.expose(l, Grant::PeerWrites).unwrap());
+            let all: Vec<_> = all.collect();
+            rig.owner.flush().unwrap();
+            rig.owner.revoke_all(&all, NoReply::Unmarked).unwrap();
+            if refused && again {
+                rig.plan.refuse_post(1, 0, errno::EINVAL);
+            }
+            rig.settle();
+            for e in all {
+                lists.push(rig.owner.reclaim(e).unwrap());
+            }
+        }
+        assert!(rig.is_down());
+        let doubtful = |line: &LedgerEntry| {
+            matches!(line.event, LedgerEvent::Key { what: KeyEvent::Unknown, .. })
+        };
+        assert!(!rig.owner.ledger().iter().any(|line| doubtful(&line)), "refused: {refused}");
+        rig.assert_clean();
+    }
 }
 
 #[test]

@@ -283,21 +283,17 @@ impl<D: Device, S: MemReg> Transport<D, S> {
         if all && self.eng.keys.all_in_step(id, count) == Some(KeyState::Invalidating) {
             let names = e.names.get(..count).unwrap_or_default();
             let worn = self.eng.keys.invalidated_in_step(id, names);
-            // At once, if there is nothing that it must hear before.
-            let mut told = Ok(());
-            if self.eng.events.is_empty() {
-                told = self.strategy.on_events(&e.regions, Event::Invalidated);
-            } else {
+            // At once, if there is nothing that it must hear before. Should it give up, that must
+            // wait: other WRs are still to be retired.
+            if !self.eng.events.is_empty() {
                 self.eng.events.push_run(&e.regions, Event::Invalidated);
+            } else if let Err(p) = self.strategy.on_events(&e.regions, Event::Invalidated) {
+                self.gave_up.get_or_insert(p);
             }
             if worn {
                 self.eng.renew_worn(id);
             }
-            self.eng.release(id, count);
-            if let Err(p) = told {
-                self.poison(DownCause::Strategy(p));
-            }
-            return;
+            return self.eng.release(id, count);
         }
         self.invalidated_singly(id, from, count);
     }

@@ -125,6 +125,7 @@ impl<D: Device, S: MemReg> Transport<D, S> {
             ask_inline: 0,
             wcs: Vec::with_capacity(64),
             shapes: vec![],
+            gave_up: None,
         };
         t.first_qp(name, options.max_inline_data)?;
         if t.eng.limits.arena_bytes > 0 {

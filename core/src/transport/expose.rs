@@ -41,7 +41,9 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     ///
     /// # Units
     /// Each range is in bytes of its buffer; together they are one run of bytes for the peer. Other
-    /// bytes of the buffers are not reachable. Ranges of one buffer ascend and do not overlap.
+    /// bytes of the buffers are granted to nobody, though a device that does not hold windows to
+    /// their bounds (`rdma_rxe`) lets a peer reach on to the end of the buffer. Ranges of one
+    /// buffer ascend and do not overlap.
     /// # Shape
     /// The buffers belong to the transport until [`reclaim`](Transport::reclaim). Nothing is
     /// posted: `send` or `flush` does that. A strategy that registers by a verb (fmr) does so here.

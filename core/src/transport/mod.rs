@@ -45,7 +45,7 @@ pub use shared_pd::{QpBoundKeys, SharedPd, SharedPdError};
 
 use crate::device::{Caps, Device, Endpoint};
 use crate::engine::Engine;
-use crate::memreg::{MemReg, SegShape, WrBatch};
+use crate::memreg::{MemReg, Poison, SegShape, WrBatch};
 use crate::sizing::Limits;
 use crate::types::{CqId, Epoch, PdId, QpId, Tick};
 use error::DownCause;
@@ -88,6 +88,8 @@ pub struct Transport<D: Device, S: MemReg> {
     /// While draining: why.
     cause: Option<DownCause>,
     poisoned: Option<Box<Poisoned>>,
+    /// What the strategy answered to an event that it heard out of the queue.
+    gave_up: Option<Poison>,
     sentinel_seen: bool,
     /// The CQ has lost completions, or may have: the next connection gets a new one.
     cq_doubtful: bool,
@@ -205,13 +207,16 @@ impl<D: Device, S: MemReg> Transport<D, S> {
     /// Delivers what the strategy has not heard; a strategy that gives up costs the connection.
     #[inline]
     fn deliver(&mut self) {
-        if !self.eng.events.is_empty() {
+        if !self.eng.events.is_empty() || self.gave_up.is_some() {
             self.deliver_all();
         }
     }
 
     #[inline(never)]
     fn deliver_all(&mut self) {
+        if let Some(p) = self.gave_up.take() {
+            self.poison(DownCause::Strategy(p));
+        }
         while let Some((regions, event)) = self.eng.events.pop_run() {
             if let Err(p) = self.strategy.on_events(regions, event) {
                 self.poison(DownCause::Strategy(p));
