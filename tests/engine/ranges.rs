@@ -283,3 +283,24 @@ fn what_the_device_keeps_is_missing_with_its_ranges() {
     assert!(rig.owner.expose(left, Grant::PeerWrites).is_ok());
     assert!(!posts(&rig.trace.take()).is_empty());
 }
+
+/// The ranges of a list panic in the program's own iterator, and the program goes on without them.
+#[test]
+fn ranges_that_panicked_are_not_exposed() {
+    for at_the_end in [true, false] {
+        let mut rig = Rig::new(Frwr::default(), windows(), Ask::default());
+        let mut list = Buffers::new();
+        list.push(filled(), 0..10);
+        let bad = (0..2).map(|k| if k == 1 { panic!("the program's own") } else { 3..7 });
+        let push = std::panic::AssertUnwindSafe(|| list.push_ranges(filled(), bad));
+        assert!(std::panic::catch_unwind(push).is_err());
+        if !at_the_end {
+            list.push(filled(), 30..40);
+        }
+        let exposed = rig.owner.expose(list, Grant::PeerReads);
+        assert!(!rig.is_down(), "the connection is down: {:?}", exposed.err().map(|e| e.why));
+        let lens: Vec<u64> =
+            rig.owner.segments(&exposed.unwrap()).unwrap().iter().map(|s| s.len).collect();
+        assert_eq!(lens.iter().sum::<u64>(), if at_the_end { 10 } else { 20 });
+    }
+}

@@ -15,7 +15,7 @@ const EACH: usize = 16;
 const PAGE: usize = 4096;
 
 #[test]
-#[ignore = "prints a cost: tests/rdma/icount runs it and holds it against C, outside CI"]
+#[ignore = "prints a cost: tests/rdma/icount runs it and holds it against C"]
 fn p3_frwr_grants_and_revokes_in_chains() {
     let Some(dev) = device() else { return };
     let rounds = std::env::var("MEMREG_TEST_ROUNDS").map_or(100, |n| n.parse().unwrap());

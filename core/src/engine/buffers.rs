@@ -77,6 +77,8 @@ impl Buffers {
     /// Bytes of the buffer. Each range begins where the one before it ends, or later: a transport
     /// refuses any other list, and one without a range.
     pub fn push_ranges(&mut self, buf: DmaBuf, ranges: impl IntoIterator<Item = Range<usize>>) {
+        // All first: the program's own iterator may panic, and must leave no range behind.
+        let ranges: SmallVec<[Piece; 16]> = ranges.into_iter().collect();
         self.pieces.extend(ranges);
         self.ends.push(self.pieces.len());
         self.bufs.push(buf);
@@ -356,5 +358,19 @@ mod tests {
         assert_eq!((at.piece, at.start), (3, 11));
         assert_eq!(list.spans(at, 11..12).collect::<Vec<_>>(), [(1, 18..19)]);
         assert_eq!(list.spans(at, 0..1).collect::<Vec<_>>(), [(0, 1..2)]);
+    }
+
+    #[test]
+    fn a_list_whose_ranges_panicked_has_none_of_them() {
+        let mut list = Buffers::new();
+        list.push(DmaBuf::new(10).unwrap(), 0..10);
+        let bad = (0..2).map(|k| if k == 1 { panic!("the program's") } else { 3..7 });
+        let buf = DmaBuf::new(20).unwrap();
+        let caught =
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| list.push_ranges(buf, bad)));
+        assert!(caught.is_err());
+        list.push(DmaBuf::new(40).unwrap(), 30..40);
+        let seen: Vec<_> = list.iter().map(|(b, r)| (b.len(), r.clone())).collect();
+        assert_eq!(seen, [(10, 0..10), (40, 30..40)]);
     }
 }

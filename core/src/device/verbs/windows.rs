@@ -372,7 +372,12 @@ impl Pages {
 
     fn take(&mut self, index: u32) -> Option<Binding> {
         let window = self.get_mut(index)?;
-        Some(std::mem::replace(window, Window::NONE).binding)
+        let taken = std::mem::replace(window, Window::NONE).binding;
+        // A device may hand out indexes from anywhere: a page goes with its last window.
+        if let Some(page) = self.all.get_mut(index as usize / PAGE) {
+            page.take_if(|page| page.iter().all(|w| w.id == NOBODY));
+        }
+        Some(taken)
     }
 
     fn bindings(&self) -> impl Iterator<Item = &Binding> {
@@ -423,6 +428,20 @@ mod tests {
         assert!(t.states.get_mut(255).is_none() && t.states.get_mut(2).is_none());
         assert_eq!(t.states.bindings().count(), all.len() - 1);
         assert!(t.add(&mut handles[6], key(255, 9)));
+    }
+
+    #[test]
+    fn a_page_goes_with_its_last_window() {
+        let mut handles = [ibv_mw::default(); 3];
+        let mut t = table(&mut handles[..2], &[300, 301]);
+        for n in 0..1000u32 {
+            let index = n.wrapping_mul(0x9e_3779) & 0xff_0000;
+            assert!(t.add(&mut handles[2], key(index, 0)) && t.states.take(index).is_some());
+        }
+        let pages = |t: &Windows| t.states.all.iter().flatten().count();
+        assert_eq!((pages(&t), t.states.bindings().count()), (1, 2));
+        assert!(t.states.take(300).is_some() && pages(&t) == 1);
+        assert!(t.states.take(301).is_some() && pages(&t) == 0);
     }
 
     #[test]
